@@ -17,13 +17,14 @@
 # Lab 08 removed the redundant copies of a model's state, but every GPU still computes whole layers, and a layer can be
 # too large for that. In this lab, you divide the layer itself:
 #
-# - **First sitting, 80 minutes.** You partition the matrices of an MLP and the heads of an attention over the GPUs of a
+# - **First sitting, 75 minutes.** You partition the matrices of an MLP and the heads of an attention over the GPUs of a
 #   node, with as few collectives as possible.
-# - **Second sitting, 80 minutes.** The vocabulary is partitioned, too, and no GPU ever has all logits of a token.
-#   Random numbers stop depending on the layout. Then you put the block of a modern language model together from your own
-#   files, and train it.
-# - **Third sitting, 80 minutes.** Sequence parallelism partitions what is left. You hide the communication, clip
-#   gradients by a norm that counts every parameter once, and predict what a layer keeps for its backward pass.
+# - **Second sitting, 50 minutes.** The vocabulary is partitioned, too, and no GPU ever has all logits of a token. Random
+#   numbers stop depending on the layout.
+# - **Third sitting, 45 minutes.** You put the block of a modern language model together from your own files. Sequence
+#   parallelism partitions what is left.
+# - **Fourth sitting, 70 minutes.** You hide the communication, clip gradients by a norm that counts every parameter once,
+#   and predict what a layer keeps for its backward pass. Then your model trains on two nodes.
 #
 # Values are real: CPU ranks compute them. Time and memory of GPUs are **modeled** by virtual GPUs. Your answers are
 # files in `mytrainer/`, and your trainer will train with them.
@@ -2087,13 +2088,20 @@ with check.parts():
 # (Megatron-LM's `--use-cpu-initialization` draws weights as you do.)
 
 # %% [markdown]
+# **This is the end of the second sitting.** Every layer that you need is there, and so are its random numbers. Next, you
+# put them together.
+
+# %% [markdown]
 # ## A layer that is all your own
 #
-# So far, your trainer has trained a GPT-2: layer norms, learned positions, GELU, biases, and an output layer that shares
-# the embedding's weight. Open models since Llama ([Touvron et al., 2023](https://arxiv.org/abs/2302.13971)) follow
-# another recipe. You have written most of it in this lab: rotary positions, grouped-query attention, SwiGLU, and no
-# biases. What is missing is **RMSNorm** ([Zhang and Sennrich, 2019](https://arxiv.org/abs/1910.07467)), which scales a
-# token's features $x$ to a root mean square of about 1, without subtracting a mean:
+# So far, your trainer has trained a GPT-2: layer norms, learned positions, GELU, biases, and an output layer that
+# shares the embedding's weight. Most open models since Llama ([Touvron et al.,
+# 2023](https://arxiv.org/abs/2302.13971)) follow another recipe. You have written most of it in this lab: rotary
+# positions, SwiGLU, linear layers without biases, and grouped-query attention, which came with Llama 2 70B ([Touvron
+# et al., 2023](https://arxiv.org/abs/2307.09288)). (Not all models follow every part of it: Qwen2, for example, has
+# biases in its query, key, and value layers.) What is missing is **RMSNorm** ([Zhang and Sennrich,
+# 2019](https://arxiv.org/abs/1910.07467)), which scales a token's features $x$ to a root mean square of about 1,
+# without subtracting a mean:
 #
 # $$ y_i = \frac{x_i}{\sqrt{\frac{1}{h}\sum_j x_j^2 + \epsilon}}\; w_i. $$
 #
@@ -2514,8 +2522,8 @@ with check.parts():
 # +        (logits,) = self.region.columns(x, self.head)
 
 # %% [markdown]
-# **This is the end of the second sitting.** Every layer of this model is yours. You will train it on two nodes at the end
-# of the lab, once gradient clipping works for it, too.
+# Every layer of this model is yours. You will train it on two nodes at the end of the lab, once gradient clipping works
+# for it, too.
 
 # %% [markdown]
 # ## Activations that are not split
@@ -2597,7 +2605,9 @@ guess_bytes = (1.0, 1.25)
 #   again. On eight virtual H100s, the check allows 2.55 GiB for four layers of Llama 3 8B with 16,384 tokens. (With a
 #   plain `Region`, they need 6.4 GiB.)
 #
-# Dropout needs nothing new if your `Dropout` of exercise 4 asks the region whether it splits the sequence.
+# Dropout needs nothing new if your `Dropout` of exercise 4 asks the region whether it splits the sequence. Your
+# layers have no biases. A `RowParallelLinear` with a bias would add it to this rank's positions only, so in a
+# `SequenceRegion`, the bias's gradient would have to be summed over the ranks as well.
 
 # %% answer="sequence"
 %%writefile mytrainer/sequence_parallel.py
@@ -2970,7 +2980,8 @@ with check.parts():
 # -        self.weight.is_partial = region.splits_sequence
 
 # %% [markdown]
-# Now count the bytes. A ring all-reduce sends the tensor almost twice, a reduce-scatter or an all-gather once:
+# Now count the bytes. On a ring of $t$ ranks, each rank sends $2(t-1)/t$ times the tensor in an all-reduce, almost
+# twice. In a reduce-scatter or an all-gather, it sends $(t-1)/t$ times the tensor, almost once each:
 
 # %% tags=["explore"]
 def one_pass(kind):
@@ -3048,6 +3059,10 @@ for name, ours, theirs in zip(("losses", "gradient norms of the norms"), right, 
 # 0's copies is no longer the model that was trained. Gradient norms are the place to look.
 
 # %% [markdown]
+# **This is the end of the third sitting.** Your Llama trains with either kind of region. What is left is its speed, the
+# norm of its gradients, and a count of its memory.
+
+# %% [markdown]
 # ## All-reduces behind weight gradients
 #
 # Data parallelism hides its all-reduces behind the backward pass. Tensor parallelism communicates in the middle of every
@@ -3079,8 +3094,8 @@ share = show_exposed("plain", tensor_training.region)
 # the weight gradients, and then waits for the all-reduce. In the second, the all-reduce runs on the network while the GPU
 # computes the weight gradients.](../images/tensor_parallel_overlap.svg)
 #
-# The all-reduces of the forward pass stay exposed. Which fraction of the remaining time is exposed communication, if those
-# of the backward pass are hidden completely? Set `guess_exposed` to a number between 0 and 1:
+# In the model, the all-reduces of the forward pass stay exposed. Which fraction of the remaining time is exposed
+# communication, if those of the backward pass are hidden completely? Set `guess_exposed` to a number between 0 and 1:
 
 # %% answer="guess-exposed"
 ### BEGIN SOLUTION
@@ -3314,6 +3329,10 @@ check.compare("exposed fraction", guess_exposed, show_exposed("overlapping", ten
 # %% [markdown]
 # Is a little more left than you predicted? Of the two calls of `columns` in a layer, attention's has the smaller weight
 # gradients, but both all-reduce the same number of bytes.
+#
+# In the model, kernels on different streams do not slow each other down. On an H100, NCCL's kernels take SMs and memory
+# bandwidth from the GEMM, and before Blackwell, Megatron-LM asks you to set `CUDA_DEVICE_MAX_CONNECTIONS=1`, so that the
+# communication kernel is launched first.
 #
 # Whether weight gradients last long enough depends on the network, too. In each direction, NVLink moves 450 GB/s per GPU,
 # and a 400 Gbit/s adapter between nodes moves 50 GB/s. Eight GPUs can be on one node, or on several. Set `clusters` to a
@@ -3883,11 +3902,31 @@ for name in ("mine_tp", "mine_sp"):
     losses = logs.loss_difference(reference, mine)
     print(f"{name}: losses differ by at most {result(f'{losses:.1e}')}, gradient norms by {result(f'{norms:.1e}')}, relatively")
     assert losses < 1e-4, "One of your files trains in another way than the reference. `lab mytrainer` tests each of them."
+    assert norms < 1e-2, ("The losses agree, and the gradient norms do not. Look at is_partial in llama.py and heads.py, at "
+                          "finish_gradients, and at what copies does in grad_norm.py.")
 
 # %% [markdown]
-# The reference has a transformer of its own, and a single rank. Yours has four ranks on two nodes, and both ranks of a
-# node have a copy of the only key and value head.
+# A difference of `0.0e+00` means that all printed digits are equal. The reference has a transformer of its own, and a
+# single rank. Yours has four ranks on two nodes, and both ranks of a node have a copy of the only key and value head.
 #
+# These jobs used neither your initial values, nor dropout, nor your `OverlapRegion`. The next cell uses all three,
+# once on one rank (`--own-model`) and once on two. Nothing random may depend on the layout:
+
+# %% tags=["explore"]
+OWN = "--own-init --hidden-dropout 0.1"
+!OMP_NUM_THREADS=1 python code/my_trainer.py {FLAGS} {OWN} --own-model > megatron/logs/mine_one.txt 2>&1
+!OMP_NUM_THREADS=1 torchrun --standalone --nproc_per_node 2 code/my_trainer.py {FLAGS} {OWN} \
+    --tensor-model-parallel-size 2 --async-tensor-model-parallel-allreduce > megatron/logs/mine_two.txt 2>&1
+one, two = (logs.read(f"megatron/logs/mine_{name}.txt") for name in ("one", "two"))
+assert one.iterations and two.iterations, "A run has failed. megatron/logs/mine_one.txt or mine_two.txt says why."
+norms = max(abs(b.grad_norm / a.grad_norm - 1) for a, b in zip(one.iterations, two.iterations, strict=True))
+losses = logs.loss_difference(one, two)
+print(f"one rank and two: losses differ by at most {result(f'{losses:.1e}')}, gradient norms by {result(f'{norms:.1e}')}, relatively")
+assert losses < 1e-4, ("The layouts differ. If the first losses do, look at initialize and Dropout in randomness.py; if only later "
+                       "ones do, look at the gradients of tp_overlap.py.")
+assert norms < 1e-2, "The losses agree, and the gradient norms do not. Look at tp_overlap.py and grad_norm.py."
+
+# %% [markdown]
 # ## Llama 3 8B on eight GPUs
 #
 # One H100 cannot train Llama 3 8B: 18 bytes for each of 8 billion parameters are 145 GB. Eight of them share it now, with
@@ -3921,8 +3960,8 @@ for name, flags in {"TP 8": "", "TP 8, overlapping": "--async-tensor-model-paral
 print(f"measured: {(peaks['TP 8'] - peaks['TP 8 and SP']) / 2**30:.1f} GiB less")
 
 # %% [markdown]
-# Sequence parallelism makes the step faster, although it exposes more communication. Where does the time go? This is one
-# layer, by kind of kernel:
+# In the model, sequence parallelism makes the step faster, although it exposes more communication. Where does the time
+# go? This is one layer, by kind of kernel:
 
 # %% tags=["explore"]
 KINDS = {"GEMMs": ("mm",), "attention": ("attention",), "communication": ("all_", "reduce_scatter")}
@@ -3936,10 +3975,11 @@ for name, make in {"TP 8": tensor_training.region, "TP 8 and SP": tensor_trainin
     print(f"{name:12}", ", ".join(f"{kind} {milliseconds:.2f} ms" for kind, milliseconds in shares.items()), "(modeled)")
 
 # %% [markdown]
-# The norms and additions outside the region are element-wise kernels that read and write whole tensors. Sequence
-# parallelism divides their work by eight as well. The rest of these kernels, such as the rotations and SwiGLU, would be
-# faster if they were fused, which is one reason that the MFU is far below the 38% to 43% that the Llama Team (2024, table
-# 4) reports for its 405B model.
+# The norms and additions outside the region are element-wise kernels that read and write whole tensors. In the model,
+# sequence parallelism divides their time by eight as well, and most of the gain is this unfused element-wise work.
+# Fused norms would shrink the gain, because they take less time to begin with. The rest of these kernels, such as the
+# rotations and SwiGLU, would be faster if they were fused, too, which is one reason that the MFU is far below the 38%
+# to 43% that the Llama Team (2024, table 4) reports for its 405B model.
 #
 # `lab mytrainer` tests your new files on two ranks, and draws the map of your trainer. Its model is yours now:
 
@@ -3947,7 +3987,7 @@ for name, make in {"TP 8": tensor_training.region, "TP 8 and SP": tensor_trainin
 !lab mytrainer
 
 # %% [markdown]
-# **This is the end of the third sitting.**
+# **This is the end of the fourth sitting.**
 #
 # ## Discuss
 #
@@ -3967,7 +4007,8 @@ for name, make in {"TP 8": tensor_training.region, "TP 8 and SP": tensor_trainin
 # Keep `mytrainer/`: the next labs add to it.
 
 # %% tags=["explore"]
-!rm -f megatron/logs/mine_tp.txt megatron/logs/mine_sp.txt megatron/logs/reference_llama.txt
+!rm -f megatron/logs/mine_tp.txt megatron/logs/mine_sp.txt megatron/logs/mine_one.txt megatron/logs/mine_two.txt
+!rm -f megatron/logs/reference_llama.txt
 !ls mytrainer
 
 # %% [markdown]
@@ -3987,7 +4028,7 @@ for name, make in {"TP 8": tensor_training.region, "TP 8 and SP": tensor_trainin
 # - [Narayanan et al., 2021](https://arxiv.org/abs/2104.04473), *Efficient large-scale language model training on GPU
 #   clusters*: how tensor, pipeline, and data parallelism fit together.
 # - [Wang et al., 2023](https://doi.org/10.1145/3567955.3567959), *Overlap communication with dependent computation via
-#   decomposition*: what to do when the next GEMM needs the result.
+#   decomposition in large deep learning models*: what to do when the next GEMM needs the result.
 # - [Llama Team, 2024](https://arxiv.org/abs/2407.21783), *The Llama 3 herd of models*: section 3.3 is the parallelism of
 #   a model with 405 billion parameters.
 # - [Megatron-LM's

@@ -126,7 +126,7 @@ def region(group: object) -> object:
 
 
 def neighbors(size: int) -> object:
-    """Return this rank's process group, when each `size` neighboring ranks have one of their own."""
+    """Return this rank's process group, if every `size` neighboring ranks have their own."""
     import torch.distributed as dist
 
     groups = [dist.new_group(list(range(first, first + size)))

@@ -19,7 +19,7 @@
 #
 # - **First sitting, 75 minutes.** You partition the matrices of an MLP and the heads of an attention over the GPUs of a
 #   node, with as few collectives as possible.
-# - **Second sitting, 50 minutes.** The vocabulary is partitioned, too, and no GPU ever has all logits of a token. Random
+# - **Second sitting, 50 minutes.** The vocabulary is partitioned, too, and no GPU ever has all the logits of a token. Random
 #   numbers stop depending on the layout.
 # - **Third sitting, 45 minutes.** You put the block of a modern language model together from your own files. Sequence
 #   parallelism partitions what is left.
@@ -153,7 +153,7 @@ for name, shape in SHAPES.items():
 # Write `tensor_parallel.py`. Hidden states $x$ of shape `[s, b, h]` are the same on all ranks outside of the **region**
 # that the ranks share. Inside, each rank has its own features.
 #
-# - `enter` and `leave` make all gradients right: that of $x$ is the same on all ranks, and each rank has the gradients of
+# - `enter` and `leave` make all gradients correct: that of $x$ is the same on all ranks, and each rank has the gradients of
 #   its own parameters. Neither function modifies its input, nor a gradient that autograd passes to it, because other
 #   operations may still need them.
 # - Any number of ranks works, including numbers that do not divide the features evenly. `parameter`, which is given, takes
@@ -746,7 +746,7 @@ for name, one, other in zip(("output", "gradient of x"), theirs, mine, strict=Tr
     print(f"largest difference, {name}: {result(f'{(one - other).abs().max():.1e}')}")
 
 # %% [markdown]
-# Now to the GPUs. Eight H100s of a node share the MLP of Llama 3 405B. How many times as fast as one GPU do you expect
+# Now for the GPUs. Eight H100s of a node share the MLP of Llama 3 405B. How many times as fast as one GPU do you expect
 # them to be, and what keeps them from being eight times as fast? Set `guess_speedup`:
 
 # %% answer="guess-speedup"
@@ -811,8 +811,8 @@ check.compare("speedup on 8 GPUs (modeled)", guess_speedup, times[1] / times[8])
 # \end{pmatrix} \begin{pmatrix} x_i \\ x_{i+d/2} \end{pmatrix}, \qquad \theta = p \cdot \text{base}^{-2i/d}, \qquad 0 \le i
 # < d/2$$
 #
-# The product of a rotated query and a rotated key depends only on the distance between them. (The paper pairs neighboring
-# channels instead. The models are equivalent, but a checkpoint of one does not work in the other until its channels are
+# The product of a rotated query and a rotated key depends on their positions only through the distance between them. (The
+# paper pairs neighboring channels instead. The models are equivalent, but a checkpoint of one does not work in the other until its channels are
 # permuted.)
 
 # %% [markdown]
@@ -1063,7 +1063,7 @@ def require_finish(run, passes, size):
         for name, calls in (("forward", forward), ("backward", backward)):
             check.that(sum(call.bytes for call in calls) <= passes, f"In the {name} pass, rank {rank} communicates "
                        f"{sum(call.bytes for call in calls)} bytes; hidden states are {passes} bytes. Compare your MLP.")
-        check.that(len(end) <= (1 if size else 0), f"finish_gradients calls {len(end)} collectives on rank {rank}. "
+        check.that(len(end) <= (1 if size else 0), f"finish_gradients calls {len(end)} collective(s) on rank {rank}. "
                    + ("Several gradients fit into one flat buffer." if size else "No gradient is a term here."))
         check.that(sum(call.bytes for call in end) <= size, f"finish_gradients communicates {sum(call.bytes for call in end)} bytes "
                    f"on rank {rank}, and the gradients that are terms have {size} bytes in all.")
@@ -1450,7 +1450,7 @@ for size in (1, 2, 4, 8, 16):
 # - Per position, the ranks exchange at most three numbers of 4 bytes in the forward pass of the loss, and none in its
 #   backward pass.
 # - No rank ever has all logits. At any time, a rank has at most one fp32 tensor of the size of its own logits, and the
-#   loss saves no other one for its backward pass. It may overwrite `logits`. For 8,192 positions, Llama 3's vocabulary, and
+#   loss saves at most this one for its backward pass. It may overwrite `logits`. For 8,192 positions, Llama 3's vocabulary, and
 #   a hidden size of 4,096, the check allows 1.3 GiB on each of 8 virtual H100s.
 
 # %% answer="vocabulary"
@@ -1930,7 +1930,7 @@ print(f"your guess: {guess_runs}")
 # The last number is the loss of the same batch after the parts of the trained model have been put together in one
 # process, as when you load a checkpoint on a different number of GPUs. Where both ranks have a copy, rank 0's counts.
 #
-# The first bug shows in the loss, if you have a right run to compare it with. Two ranks that start with the same parts
+# The first bug shows in the loss, if you have a correct run to compare it with. Two ranks that start with the same parts
 # compute the same features. So their gradients are the same, and their parts stay the same: the model has half of the
 # features that you pay for. This was SmolLM3's bug. (After the training, only the embedding and the output layer differ
 # between the ranks. Why these two?)
@@ -1972,7 +1972,7 @@ def generator(*key):
 
 @torch.no_grad()
 def initialize(model, seed, std=0.02):
-    """Draw every matrix of a model from a normal distribution, and set its vectors to 1.
+    """Draw every matrix of a model from a normal distribution, and set its vectors (norm weights) to 1.
 
     The ranks' parts are parts of the same full tensor, whatever the number of ranks.
 
@@ -2026,7 +2026,7 @@ class Dropout(torch.nn.Module):
 
 
 def begin_micro_batch(model, seed, iteration, samples):
-    """Give every Dropout of a model the key of its next masks.
+    """Give every Dropout of a model the key and the samples of its next masks.
 
     Args:
         model: the model.
@@ -2864,8 +2864,8 @@ guess_bytes = (1.0, 1.25)
 # - Losses, and all gradients after `finish_gradients`, are those of one process. There is a catch: some parameters on a
 #   rank now see only this rank's positions. Which are they, and what does that mean for their gradients?
 #   `Region.splits_sequence` and `is_partial` are there for them. You will have to go back to the cell of exercise 5,
-#   change one line, and run it again.
-# - A rank communicates no more than it has to. `columns` enters the region only once, however many layers it gets.
+#   add one line, and run it again.
+# - Apart from the second gather below, a rank communicates no more than it has to. `columns` enters the region only once, however many layers it gets.
 # - `columns` saves this rank's positions of x for the backward pass, and no others. The backward pass gathers them
 #   again. On eight virtual H100s, the check allows 2.55 GiB for four layers of Llama 3 8B with 16,384 tokens. (With a
 #   plain `Region`, they need 6.4 GiB.)
@@ -3360,7 +3360,7 @@ share = show_exposed("plain", tensor_training.region)
 # computes the weight gradients.](../images/tensor_parallel_overlap.svg)
 #
 # In the model, the all-reduces of the forward pass stay exposed. Which fraction of the remaining time is exposed
-# communication, if those of the backward pass are hidden completely? Set `guess_exposed` to a number between 0 and 1:
+# communication, if those of the backward pass are hidden completely, and those of the forward pass are not? Set `guess_exposed` to a number between 0 and 1:
 
 # %% answer="guess-exposed"
 ### BEGIN SOLUTION
@@ -3373,12 +3373,12 @@ guess_exposed = 0.08
 # Write `OverlapRegion`, whose `columns` overlaps the all-reduce of the input's gradient with the weight gradients.
 #
 # - For each call of `columns`, the backward pass starts a single all-reduce, as soon as the input's gradient is ready. It
-#   does not wait for it before the last weight gradient has been launched.
+#   waits for it only after it has launched the last weight gradient.
 # - On eight virtual H100s, for three calls with two layers of 8,192 x 28,672 each, less than 4% of the time is exposed
 #   communication.
 #
 # Why do you have to write the backward pass yourself? Autograd computes both gradients of `F.linear` in one node, so
-# whatever follows, such as `Enter.backward`, runs after both.
+# whatever follows, such as the backward pass of `enter`, runs after both.
 
 # %% answer="overlap"
 %%writefile mytrainer/tp_overlap.py
@@ -3629,8 +3629,8 @@ for (gpus, nodes), guess in clusters.items():
 # ## One norm of a model in parts
 #
 # Your model now has three kinds of gradients. Most matrices are in parts, and each part is on one rank. The norms'
-# weights are on all $t$ ranks. And with fewer key and value heads than ranks, a part of their matrices is on several
-# ranks, but not on all. Clipping needs the norm of the *model's* gradient, in which every element counts once.
+# weights are on all $t$ ranks. And with fewer key and value heads than ranks, each part of their matrices is on several
+# ranks. Clipping needs the norm of the *model's* gradient, in which every element counts once.
 #
 # Your `clip_grad_norm` of lab 08 assumes that no element is on two ranks, so it would count the norms' weights $t$ times.
 # A training log hides this mistake well: the loss is plausible, the gradient norm is a little too large, and clipping is
@@ -3640,7 +3640,7 @@ for (gpus, nodes), guess in clusters.items():
 # ### Exercise 8: clip once per element
 #
 # Write `clip_grad_norm` in `grad_norm.py`. It takes the place of PyTorch's function in your loop when several ranks
-# share a model. `copies`, which your `parameter` of exercise 1 sets, is all you need to know about a parameter.
+# share a model. `parameter` of exercise 1 has noted how each parameter is distributed.
 #
 # As in lab 08, the norm stays a tensor, nothing synchronizes with the GPU, and each rank communicates one number. Only
 # the region's ranks take part. Those outside are other data-parallel replicas, which have the same gradients after DDP's
@@ -4166,7 +4166,7 @@ for name in ("mine_tp", "mine_sp"):
                 for theirs, yours in zip(reference.iterations, mine.iterations, strict=True))
     losses = logs.loss_difference(reference, mine)
     print(f"{name}: losses differ by at most {result(f'{losses:.1e}')}, gradient norms by {result(f'{norms:.1e}')}, relatively")
-    assert losses < 1e-4, "One of your files trains in another way than the reference. `lab mytrainer` tests each of them."
+    assert losses < 1e-4, "One of your files trains differently from the reference. `lab mytrainer` tests each of them."
     assert norms < 1e-2, ("The losses agree, and the gradient norms do not. Look at is_partial in llama.py and heads.py, at "
                           "finish_gradients, and at what copies does in grad_norm.py.")
 

@@ -13,7 +13,7 @@ def generator(*key):
 
 @torch.no_grad()
 def initialize(model, seed, std=0.02):
-    """Draw every matrix of a model from a normal distribution, and set its vectors to 1.
+    """Draw every matrix of a model from a normal distribution, and set its vectors (norm weights) to 1.
 
     The ranks' parts are parts of the same full tensor, whatever the number of ranks.
 
@@ -63,7 +63,7 @@ class Dropout(torch.nn.Module):
 
 
 def begin_micro_batch(model, seed, iteration, samples):
-    """Give every Dropout of a model the key of its next masks.
+    """Give every Dropout of a model the key and the samples of its next masks.
 
     Args:
         model: the model.

@@ -781,7 +781,7 @@ check.compare("speedup on 8 GPUs (modeled)", guess_speedup, times[1] / times[8])
 
 # %% [markdown]
 # Unlike the gradients in DDP, these sums cannot wait, because the next operation needs them. Nothing overlaps with the
-# communication yet; that is the work of the third sitting. But you can already see what limits $t$: the work of a GPU
+# communication yet; that is the work of the fourth sitting. But you can already see what limits $t$: the work of a GPU
 # shrinks as $t$ grows, while every rank still all-reduces whole hidden states.
 
 # %% [markdown]
@@ -825,9 +825,9 @@ check.compare("speedup on 8 GPUs (modeled)", guess_speedup, times[1] / times[8])
 #   $t$ divides $a$, and one of $t$ and $k$ divides the other. A position sees itself and the ones before it. It
 #   communicates as little as your MLP.
 # - After the last backward pass of a step, `finish_gradients` completes the gradients that are still terms. It
-#   communicates once for all of them together, and not at all if there are none. Their parameters have a true
-#   `is_partial`: your `Attention` sets it for its own parameters, and later files set it for others. Every partial
-#   parameter has a gradient by then. Copies without `is_partial` already have their whole gradient.
+#   communicates once for all of them together, with all ranks of the region, and not at all if there are none. A
+#   parameter whose `is_partial` is true has such a gradient by then: your `Attention` sets it for its own parameters, and
+#   later files set it for others. Most parameters do not have this attribute, and their gradient is already whole.
 
 # %% answer="heads"
 %%writefile mytrainer/heads.py
@@ -1415,7 +1415,7 @@ for size in (1, 2, 4, 8, 16):
 # still falls, from 47.3 ms to 29.6 ms. But the efficiency per GPU, $T_1/(t\,T_t)$, falls from 81% to 64%, as more of the
 # time is exposed communication. What would you rather do with the second node? In practice, $t$ is rarely larger than the
 # **NVLink domain**, the GPUs that NVLink connects. These are the eight GPUs of a node of H100s, but the 72 GPUs of a whole
-# rack of GB200s ([NVL72](https://www.nvidia.com/en-us/data-center/gb200-nvl72/)). In the third sitting, you will compare
+# rack of GB200s ([NVL72](https://www.nvidia.com/en-us/data-center/gb200-nvl72/)). In the fourth sitting, you will compare
 # layouts.
 
 # %% [markdown]

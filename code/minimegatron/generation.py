@@ -112,7 +112,7 @@ class Sampling:
         temperature: divides the logits; None for greedy.
         top_k: choose among the top_k most probable tokens; 0 for all.
         top_p: choose among the smallest set of most probable tokens whose probabilities sum to
-            top_p (nucleus sampling, Holtzman et al. 2020); 0 for all.
+            at least top_p (nucleus sampling, Holtzman et al. 2020); 0 for all.
         seed: seed of the random numbers, the same for every text.
     """
 

@@ -193,7 +193,9 @@ class Manager:
         while any(one.state == "running" for one in self.outcomes):
             left = deadline - time.monotonic()
             if left <= 0:
-                return self.cause is not None
+                if self.cause is None:
+                    return False
+                break
             self._handle_events(left)
             if self.cause is None and (failed := self._failed()):
                 self.cause = failed[0]

@@ -15,6 +15,7 @@ MARK = "@@@@"
 UNTIL = r"""
 until_it_says() {
   local pid tries
+  : > "$1.out"  # grep may be faster than the program's start
   set -m; bash "$1" > "$1.out" 2>&1 & set +m
   pid=$!
   for tries in $(seq 600); do

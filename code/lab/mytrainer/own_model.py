@@ -60,8 +60,8 @@ def default_group(group: dist.ProcessGroup) -> Iterator[None]:
     """Make a process group the default one.
 
     ddp.py and train.py average over the default group, so they run with the data-parallel group,
-    and so do backward passes. Your model's forward pass runs with that of all ranks. torch's
-    dist.get_rank(group) works with no other one; in this context, it works with any.
+    and so do backward passes. Your model's forward pass runs with that of all ranks. PyTorch's
+    dist.get_rank(group) would then work for that group only; in this context, it works for any.
     """
     before, get_rank = dist.group.WORLD, dist.get_rank
     distributed_c10d._update_default_pg(group)

@@ -3011,9 +3011,9 @@ def sequence_ends(own, s, b, h, size):
     from mytrainer.sequence_parallel import SequenceRegion
     from mytrainer.tensor_parallel import ColumnParallelLinear
 
-    from lablib import tensor_training
+    from lablib import tensor, tensor_training
 
-    region = SequenceRegion(tensor_training.neighbors(size))
+    region = SequenceRegion(tensor.neighbors(size))
     layer = ColumnParallelLinear(h, size, region)
     tensor_training.fill(layer, own, own)
     results = []
@@ -3443,9 +3443,9 @@ def overlapped_gradients(outputs, common, own, s, b, h, size=None):
     """
     from mytrainer.tp_overlap import OverlapRegion
 
-    from lablib import tensor_training
+    from lablib import tensor, tensor_training
 
-    group = tensor_training.neighbors(size or dist.get_world_size())
+    group = tensor.neighbors(size)
     return tensor_training.column_gradients(lambda _: OverlapRegion(group), outputs, common, own, s, b, h)
 
 
@@ -3702,10 +3702,9 @@ def clipped_parts(gradients, copies, max_norm, size):
     """
     from mytrainer.grad_norm import clip_grad_norm
 
-    from lablib import tensor_training
+    from lablib import tensor, tensor_training
 
-    groups = [dist.new_group(list(range(first, first + size))) for first in range(0, dist.get_world_size(), size)]
-    region = tensor_training.region(groups[dist.get_rank() // size])
+    region = tensor_training.region(tensor.neighbors(size))
     parameters = []
     for gradient, count in zip(gradients, copies, strict=True):
         one = torch.nn.Parameter(torch.zeros(len(gradient or [])))
@@ -4276,7 +4275,7 @@ for name, make in {"TP 8": tensor_training.region, "TP 8 and SP": tensor_trainin
 #
 # 1. **More ranks than key heads.** Llama 3 8B has 8 key and value heads. What does $t = 16$ cost in memory and in
 #    communication? What else gets worse?
-# 2. **Two ways to divide.** ZeRO-3 divides parameters over data-parallel ranks, and tensor parallelism divides them
+# 2. **Two ways to shard.** ZeRO-3 shards parameters over data-parallel ranks, and tensor parallelism shards them
 #    over ranks that share a batch. Both fit Llama 3 8B on eight GPUs. Compare what each communicates per step, as a
 #    function of the number of tokens.
 # 3. **A checkpoint for another $t$.** You saved with $t = 8$, and want to resume with $t = 4$. What do `part` and

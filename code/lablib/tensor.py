@@ -109,7 +109,6 @@ def layer_output(x: torch.Tensor, weights: list[torch.nn.Parameter], heads: int,
     return x + F.linear(F.gelu(F.linear(normed, up)), down)
 
 
-
 VOCABULARY, WIDTH, LENGTH, SAMPLES, RATE = 32, 32, 16, 32, 0.01
 # The number that seeds a part of a matrix in each of the runs of lab 09, given the rank, and the
 # number of the part.

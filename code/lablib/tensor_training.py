@@ -125,15 +125,6 @@ def region(group: object) -> object:
     return Region(group)
 
 
-def neighbors(size: int) -> object:
-    """Return this rank's process group, if every `size` neighboring ranks have their own."""
-    import torch.distributed as dist
-
-    groups = [dist.new_group(list(range(first, first + size)))
-              for first in range(0, dist.get_world_size(), size)]
-    return groups[dist.get_rank() // size]
-
-
 def sequence_region(group: object) -> object:
     """Return the student's SequenceRegion of exercise 6, for a process group."""
     from mytrainer.sequence_parallel import SequenceRegion

@@ -184,12 +184,12 @@ def groups_along(name: str, sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
     return [tuple(map(int, row)) for row in rows]
 
 
-def make_group(groups: Sequence[tuple[int, ...]], backend: str, timeout: timedelta | None = None
-               ) -> Group | None:
+def make_group(groups: Sequence[tuple[int, ...]], backend: str | None,
+               timeout: timedelta | None = None) -> Group | None:
     """Create process groups, and return the one that includes this rank; None if none does.
 
     Collective: every rank creates all groups, including those it does not belong to. The groups of
-    global ranks are disjoint.
+    global ranks are disjoint. Without a backend, they have the default group's.
     """
     rank, mine = dist.get_rank(), None
     for ranks in groups:

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import virtualgpu
-from lablib import tensor
+from lablib import tensor, tensor_training
+from minimegatron.arguments.presets import PRESETS
 
 
 def test_values_depend_on_shape_and_seed_alone():
@@ -34,3 +35,15 @@ def test_a_layer_takes_18_bytes_per_parameter_and_its_activations(is_gated):
     assert rank.error is None
     parameters = 4 * hidden**2 + (3 if is_gated else 2) * hidden * inner
     assert 18 * parameters < rank.peak < 1.25 * 18 * parameters
+
+
+def test_the_layer_of_llama_3_8b_is_the_preset_s():
+    flags = PRESETS["llama3-8b"].flags.split()
+    given = {flag: flags[flags.index(flag) + 1] for flag in flags if flag.startswith("--")
+             and flags.index(flag) + 1 < len(flags)}
+    shape = tensor_training.LLAMA_8B
+    assert [shape[name] for name in ("hidden_size", "heads", "kv_heads", "inner_size",
+                                     "rotary_base")] == [int(given[flag]) for flag in (
+        "--hidden-size", "--num-attention-heads", "--num-query-groups", "--ffn-hidden-size",
+        "--rotary-base")]
+    assert shape["heads"] * shape["head_dim"] == shape["hidden_size"]

@@ -53,6 +53,25 @@ def test_the_first_labs_fit_into_an_hour_and_lab_04_into_four_sittings():
     assert sum(int(length) for _, length in sittings) == minutes["04"]
 
 
+def cuts() -> list[tuple[str, str]]:
+    """(lab, section) of every place at which the guide divides a lab into sittings."""
+    advice = " ".join(GUIDE.partition("**Self-paced**")[2].split()).partition("The *Discuss*")[0]
+    return [(number, section)
+            for number, places in re.findall(r"lab (\d\d) (before (?:(?!lab \d\d).)*)", advice)
+            for section in re.findall(r"before \*([^*]+)\*", places)]
+
+
+@pytest.mark.parametrize(("number", "section"), cuts())
+def test_a_lab_is_cut_where_a_section_begins(number, section):
+    """The guide may shorten a title to its first words."""
+    (path,) = (path for path in LABS if path.stem[:2] == number)
+    assert re.search(rf"^# ## {re.escape(section)}(?!\w)", path.read_text(), re.M)
+
+
+def test_every_lab_of_several_sittings_is_cut():
+    assert len(cuts()) > 10 and {number for number, _ in cuts()} >= {"04", "05", "06", "08", "09"}
+
+
 def sections(lab):
     """(heading, cell) of every cell: the last exercise's or section's title above it."""
     heading = ""

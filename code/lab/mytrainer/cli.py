@@ -196,10 +196,11 @@ def shown_difference(difference: float) -> str:
 def show_llama() -> None:
     """Print the losses of the student's Llama on ranks that share it, and what it reaches."""
     from lab.mytrainer import gain, journey
+    from lab.mytrainer.flags import llama_flags
     from lab.mytrainer.selfcheck import RANKS
 
     difference = journey.loss_difference(RANKS, f"--tensor-model-parallel-size {RANKS}",
-                                         journey.TINY_LLAMA)
+                                         llama_flags())
     print(f"\nFive losses of your Llama on {RANKS} tensor-parallel ranks and those of "
           f"pretrain_gpt.py {shown_difference(difference)}.", flush=True)
     gained = gain.measure("h100:8", flags=journey.LLAMA)

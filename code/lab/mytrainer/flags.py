@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 
@@ -40,7 +40,7 @@ REST = ("preset", "device", "distributed_timeout_minutes", "local_rank", "log_in
 PRECISION = ("bf16", "accumulate_allreduce_grads_in_fp32", "fp8_recipe", *DELAYED_ONLY)
 # The piece that each recipe needs besides fp8.py, and the exercise of lab 13 that builds it.
 RECIPES = {"delayed": ("delayed", 3), "blockwise": ("blocks", 6), "mxfp8": ("mx", 7)}
-# What your llama.py is, as flags of pretrain_gpt.py; dropout of attention, it has none.
+# What your llama.py is, as flags of pretrain_gpt.py. It has no dropout in attention.
 LLAMA = {"swiglu": True, "normalization": "RMSNorm", "position_embedding_type": "rope",
          "rotary_percent": 1.0, "untie_embeddings_and_output_weights": True,
          "add_bias_linear": False, "attention_dropout": 0.0}
@@ -285,13 +285,11 @@ def _check_own_model(config: LoopConfig) -> None:
             raise UserError("--tiled-attention: mytrainer/attention.py has as many key and value "
                             "heads as queries; nearest: leave out --group-query-attention")
         return
-    chosen = f"--tensor-model-parallel-size {size}" if size > 1 else "--own-model"
-    table = table_of(LoopConfig)
+    chosen, table = shown_own_model(config), table_of(LoopConfig)
     others = [name for name, value in LLAMA.items() if getattr(config, name) != value]
     if others:
-        wanted = " ".join(table[name].off[0] if LLAMA[name] is False else
-                          _shown(replace(config, **{name: LLAMA[name]}), name) for name in others)
-        raise UserError(f"{chosen} trains mytrainer/llama.py, which is a Llama; add {wanted}")
+        raise UserError(f"{chosen} trains mytrainer/llama.py, which is a Llama; add "
+                        f"{llama_flags(others)}")
     refused = {name: "your own model does not support it" for name in (
         "fp16", "autocast", "fp8_format", "tiled_attention", "activation_memory_mb",
         "offload_activations", "samples_per_rank", "save", "load", "log_num_zeros_in_grad")}
@@ -306,6 +304,20 @@ def _check_own_model(config: LoopConfig) -> None:
         if getattr(config, name) != table[name].default:
             raise UserError(f"{_shown(config, name)} with {chosen}: {problem}; nearest: leave out "
                             f"{_shown(config, name)}")
+
+
+def llama_flags(names: Iterable[str] = LLAMA) -> str:
+    """Return the flags that describe your llama.py, or some of them, as on the command line."""
+    table = table_of(LoopConfig)
+    return " ".join(
+        table[name].off[0] if LLAMA[name] is False else table[name].spelling if LLAMA[name] is True
+        else f"{table[name].spelling} {LLAMA[name]}" for name in names)
+
+
+def shown_own_model(config: LoopConfig) -> str:
+    """Return the flag that asks for your own model, as on the command line."""
+    return ("--own-model" if config.tensor_model_parallel_size == 1 else
+            _shown(config, "tensor_model_parallel_size"))
 
 
 def _check_fp8(config: Config) -> None:
@@ -352,8 +364,7 @@ def require_pieces(config: LoopConfig, wrapper: type) -> None:
     loop = pieces.load("train") if config.samples is None else None
     known = () if loop is None else inspect.signature(loop.train).parameters
     if loop is not None and (config.zero_stage or config.has_own_model) and "clip" not in known:
-        chosen = (shown_strategy(config) if config.zero_stage else "--own-model" if config.own_model
-                  else _shown(config, "tensor_model_parallel_size"))
+        chosen = shown_strategy(config) if config.zero_stage else shown_own_model(config)
         raise UserError(f"{chosen}: train in mytrainer/train.py has no parameter clip, so it would "
                         "clip by the norm of this rank's part of the gradient alone; give it "
                         "the parameter clip=None, and call clip(parameters, max_norm) in place of "
@@ -378,13 +389,11 @@ def require_pieces(config: LoopConfig, wrapper: type) -> None:
 
 def _require_own_model(config: LoopConfig) -> None:
     """Raise UserError unless all files of your own model exist."""
-    chosen = ("--own-model" if config.own_model else
-              _shown(config, "tensor_model_parallel_size"))
     for name in OWN_MODEL:
         if pieces.load(name) is None:
             piece = pieces.PIECES[name]
-            raise UserError(f"{chosen} needs {piece.shown}, which you write in {piece.lab}; until "
-                            "then, leave the flag out")
+            raise UserError(f"{shown_own_model(config)} needs {piece.shown}, which you write in "
+                            f"{piece.lab}; until then, leave the flag out")
 
 
 def _missing_for_recipe(config: Config, fp8: ModuleType) -> str | None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from job_monitor import logs
 from lab.mytrainer import gain, pieces
+from lab.mytrainer.flags import OWN_MODEL
 from lab.mytrainer.pieces import PIECES
 from labcore import workspace
 from labcore.atomic import write_atomic
@@ -54,10 +55,7 @@ FITTING = ("--seq-length 2048 --max-position-embeddings 2048 --make-vocab-size-d
 LLAMA = ("--preset llama3-8b --make-vocab-size-divisible-by 16032 --use-flash-attn "
          "--attention-dropout 0 --hidden-dropout 0 --micro-batch-size 1 --bf16 "
          "--tensor-model-parallel-size 8 --sequence-parallel")
-LLAMA_FILES = ("tensor_parallel", "heads", "vocabulary", "randomness", "llama", "grad_norm",
-               "sequence_parallel")
-TINY_LLAMA = ("--swiglu --normalization RMSNorm --position-embedding-type rope "
-              "--untie-embeddings-and-output-weights --disable-bias-linear")
+LLAMA_FILES = (*OWN_MODEL, "sequence_parallel")
 RECOMPUTE = "--bf16 --recompute-granularity full --recompute-method uniform"
 # A lab has a row once these files work: their names, the precision, and the flags that use them.
 LABS = {"lab 04": (("ddp",), "FP32", ""),

@@ -22,7 +22,7 @@ from lab.mytrainer.flags import LoopConfig
 from minimegatron.checkpoint.saved_model import empty_stage
 from minimegatron.context import Context, MicroBatch, params_dtype
 from minimegatron.errors import UserError
-from minimegatron.grid import GROUPS, Grid, Group
+from minimegatron.grid import GROUPS, Grid, Group, axis_sizes, groups_along, make_group
 from minimegatron.model.parameters import draw, named_param_specs
 
 # The parameters of llama.py that pretrain_gpt.py has under other names: those of the model, of each
@@ -41,16 +41,17 @@ def connect_grid(config: LoopConfig) -> Grid:
 
     All ranks call it, after they have joined the default process group.
     """
-    rank, ranks, size = dist.get_rank(), dist.get_world_size(), config.tensor_model_parallel_size
+    rank, ranks, sizes = dist.get_rank(), dist.get_world_size(), axis_sizes(config)
     alone = Group((rank,), 0, None)
-    tp, dp = alone, alone
-    for members in (*(range(first, first + size) for first in range(0, ranks, size)),
-                    *(range(first, ranks, size) for first in range(size))):
-        group = (dist.group.WORLD if len(members) == ranks else
-                 dist.new_group(members) if len(members) > 1 else None)
-        if rank in members and group is not None:
-            found = Group(tuple(members), members.index(rank), group)
-            tp, dp = (found, dp) if members.step == 1 and len(members) == size else (tp, found)
+
+    def along(axis: str) -> Group:
+        if sizes[axis] == 1:
+            return alone
+        if sizes[axis] == ranks:  # the default group is one, and another would connect again
+            return Group(tuple(range(ranks)), rank, dist.group.WORLD)
+        return make_group(groups_along(axis, sizes), backend=None)
+
+    tp, dp = along("tp"), along("dp")
     groups = dict.fromkeys(GROUPS, alone) | {"tp": tp, "model": tp, "dp": dp, "replicas": dp}
     return Grid(rank, ranks, **groups)
 

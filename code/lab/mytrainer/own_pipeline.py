@@ -6,7 +6,9 @@ The student's loop then calls `backward` on the loss that the call returns, whic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +21,8 @@ from lab.mytrainer.flags import SCHEDULES, LoopConfig
 from lab.mytrainer.own_model import OwnGrid, OwnLlama, begin_dropout, default_group, save_memory
 from minimegatron.context import Context, MicroBatch, params_dtype
 from minimegatron.errors import UserError
+from minimegatron.grid import groups_along, make_group
+from minimegatron.initialize import create_folders
 from minimegatron.parallel.stages import layer_numbers
 from minimegatron.report.timeline import Recorder
 from pipeline_schedules import (
@@ -64,10 +68,8 @@ class OwnPipeline(OwnLlama):
             [self._run_chunk(number) for number in range(config.chunks)], links, self._buffer, make)
         words = [actions.split() for actions in to_text(schedule)]
         self.program = pieces.load("program").add_communication(words)[grid.pp.index]
-        self.recorder = Recorder(ctx) if config.timeline else None
-        if self.recorder is not None:
-            for chunk, stage in enumerate(self.pipeline.stages):
-                record(stage, chunk, self.recorder, ctx.device.now)
+        with default_group(world):
+            self.timeline = Timeline(ctx, self.pipeline.stages) if config.timeline else None
         self.anchor = torch.zeros((), device=ctx.device.torch_device, requires_grad=True)
         self.steps = 0
 
@@ -86,12 +88,10 @@ class OwnPipeline(OwnLlama):
         data = [SimpleNamespace(dropout=batch.dropout, **{
             name: None if (one := getattr(batch, name)) is None else one.t()
             for name in ("tokens", "labels", "loss_mask")}) for batch in batches]
+        recorded = nullcontext() if self.timeline is None else self.timeline.step(self.steps)
         with default_group(self.world):
-            if self.recorder is not None:
-                self.recorder.begin_step(self.steps)
-            loss = self.pipeline.run(self.program, data, [1 / len(data)] * len(data))
-            if self.recorder is not None:
-                self.recorder.finish()
+            with recorded:
+                loss = self.pipeline.run(self.program, data, [1 / len(data)] * len(data))
             # The last stage alone has a loss, and every rank logs it.
             loss = self.anchor.detach().clone() if loss is None else loss.detach().float()
             dist.all_reduce(loss, group=self.ctx.grid.links["F"])
@@ -175,6 +175,40 @@ def schedule_of(config: LoopConfig) -> Schedule:
     except ScheduleError as error:
         raise UserError(str(error)) from error
     return schedule
+
+
+class Timeline:
+    """Records one step of the first pipeline for --timeline; each of its ranks is a stage."""
+
+    def __init__(self, ctx: Context, stages: Iterable[Any]) -> None:
+        """Watch the stages of this rank. All ranks call it, to create a group for control.
+
+        Args:
+            ctx: this rank.
+            stages: those of your executor.
+        """
+        grid, self.group, self.recorder = ctx.grid, None, None
+        pipelines = groups_along("pp", grid.sizes)
+        control = make_group(pipelines, "gloo")
+        if grid.dp.index or grid.tp.index:
+            return
+        create_folders(ctx.config)
+        alone = replace(grid, rank=grid.pp.index, world_size=grid.pp.size)
+        self.group, self.recorder = control.process_group, Recorder(replace(ctx, grid=alone))
+        for chunk, stage in enumerate(stages):
+            record(stage, chunk, self.recorder, ctx.device.now)
+
+    @contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        """Record the step with this number, if it is the one of --timeline-iteration."""
+        if self.recorder is None:
+            yield
+            return
+        with default_group(self.group):
+            self.recorder.begin_step(number)
+        yield
+        with default_group(self.group):
+            self.recorder.finish()
 
 
 def record(stage: Any, chunk: int, recorder: Recorder, now: Callable[[], float]) -> None:

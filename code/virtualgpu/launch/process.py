@@ -101,10 +101,12 @@ def execute(gpu: CudaGpu, rank: int, program: Callable[[], object]) -> Rank:
             if stop.code not in (None, 0):
                 return exited(gpu, rank, stop.code)
         backend.check_complete()
+        torch.set_default_device(None)  # measuring creates tensors, too
         return measure(gpu, rank, value)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # the program may raise anything
+        torch.set_default_device(None)
         result = measure(gpu, rank, error=f"{type(error).__name__}: {error}")
         result.message, result.status = failures.explain(error), FAILED
         return result

@@ -266,3 +266,18 @@ def test_data_parallel_on_one_gpu():
     (rank,) = run_ranks(parse("h100:1"), Settings(), program)
     assert rank.error is None, rank.error
     assert rank.value == ("cuda:0", False)
+
+
+def test_the_mfu_of_tf32_is_a_share_of_its_peak():
+    def program():
+        torch.set_float32_matmul_precision("high")
+        model = nn.Linear(4096, 4096).cuda()
+        optimizer = torch.optim.SGD(model.parameters())
+        for _ in range(3):
+            model(torch.ones(4096, 4096, device="cuda")).sum().backward()
+            optimizer.step()
+
+    (rank,) = run_ranks(parse("h100:1"), Settings(), program)
+    assert rank.error is None, rank.error
+    assert rank.account["flops"]["peak_tflops"] == {"tf32": pytest.approx(494.7)}
+    assert 0.3 < rank.account["flops"]["mfu"] < 1

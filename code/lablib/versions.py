@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from labcore.errors import LabError
 from lablib.tensor import sines
 
 MARKER = 2**35  # bytes
@@ -252,6 +253,41 @@ def passes(stage: object, actions: str, tokens: int, width: int) -> None:
         else:
             stage.backward(key, torch.zeros(tokens, width, device="cuda"))
     torch.empty(MARKER, dtype=torch.uint8, device="cuda")
+
+
+def held(make_stage: Callable, actions: str, width: int = 1024, inner: int = 8192) -> float:
+    """Return what a stage holds on a GPU after some passes, in multiples of its weights (modeled).
+
+    Args:
+        make_stage: returns a stage, given its module.
+        actions: the passes, in a string.
+        width: hidden size.
+        inner: inner size of the MLP that is the module.
+
+    Raises LabError if the stage fails.
+    """
+    import virtualgpu
+
+    def plain() -> None:
+        with torch.device("cuda"):
+            module, x = Wide(width, inner), torch.zeros(1, width, requires_grad=True)
+        module(x, None).backward(torch.zeros(1, width, device="cuda"))
+        module.zero_grad()
+        del x
+        torch.empty(MARKER, dtype=torch.uint8, device="cuda")
+
+    def stage() -> None:
+        with torch.device("cuda"):
+            module = Wide(width, inner)
+        passes(make_stage(module), actions, 1, width)
+
+    peaks = []
+    for function in (plain, stage):
+        (rank,) = virtualgpu.run(function, "h100:1")
+        if rank.error:
+            raise LabError(rank.error)
+        peaks.append(rank.peak)
+    return 1 + (peaks[1] - peaks[0]) / (2 * width * inner * 4)
 
 
 def loss_and_gradients(weights: Sequence[dict[str, torch.Tensor]], data: MicroBatch

@@ -83,29 +83,25 @@ class SyncedStash:
                 self.first += 1
         return x.grad if x is not None else None
 
-# %% answer="stash-recompute" style="the reentrant checkpoint's way: a stage that wraps another one's passes, with a module of its own"
+# %% answer="stash-recompute" style="the inputs in a dictionary of their own, and the output detached from a forward pass with gradients"
 %%writefile mytrainer/stash_recompute.py
-import torch
 from mytrainer.synced_stash import SyncedStash
 
 
-class RecomputingStash:
-    def __init__(self, module, update, interval, delay):
-        self.inner = SyncedStash(module, update, interval, delay)
-        self.module, self.inputs = module, {}
+class RecomputingStash(SyncedStash):
+    def __init__(self, *arguments, **keywords):
+        super().__init__(*arguments, **keywords)
+        self.inputs = {}
 
     def forward(self, key, x, data):
-        self.inputs[key] = (x, data)
-        y = self.inner.forward(key, x, data).clone()
-        for name, one in vars(self.inner).items():
-            if isinstance(one, dict) and key in one and not isinstance(one[key], dict):
-                del one[key]
+        y = SyncedStash.forward(self, key, x, data)
+        del self.flying[key]
+        self.inputs[key] = x, data
         return y
 
     def backward(self, key, grad):
-        x, data = self.inputs.pop(key)
-        self.inner.forward(key, x, data)
-        return self.inner.backward(key, grad)
+        SyncedStash.forward(self, key, *self.inputs.pop(key))
+        return SyncedStash.backward(self, key, grad)
 
 # %% answer="weight-stash" style="a module whose parameters are replaced by new ones after each update"
 %%writefile mytrainer/weight_stash.py

@@ -1106,8 +1106,9 @@ with check.parts():
 # %% [markdown]
 # ## Does staleness hurt?
 #
-# All four policies compute exact gradients. Without a flush, they are gradients at old weights. Take the simplest
-# function that there is, $f(w) = w^2/2$ with a single weight. SGD computes $w \leftarrow w - \nu w$, and converges for
+# All four policies compute exact gradients, but without a flush, they are gradients at old weights. With weight
+# stashing, these are older on the first stage than on the last. Take the simplest function that there is, $f(w) =
+# w^2/2$ with a single weight. SGD computes $w \leftarrow w - \nu w$, and converges for
 # every learning rate $\nu$ below 2. Up to which rate does it converge with 2BW, whose gradient is one update old? Set
 # `guess_rate`:
 
@@ -1157,7 +1158,7 @@ check.compare("largest learning rate with a delay of 1", guess_rate, rates[1])
 # $$\nu = 2 \sin \frac{\pi}{4d + 2}$$
 #
 # and for a large delay, almost $\pi / (2d + 1)$. For other functions, divide by the largest curvature. So a pipeline
-# with twice as many stages and vertical sync has to halve its learning rate, while 2BW keeps the delay at 1. For plain
+# with twice as many stages and vertical sync has to halve its learning rate, roughly, while 2BW keeps the delay at 1. For plain
 # weight stashing, $d$ differs between the stages. Momentum and Adam change these limits, but not the trend: staleness is
 # harmless while a step changes the weights little, and dangerous once it changes them much.
 #
@@ -1239,8 +1240,8 @@ fast = compare_policies(0.01)
 plots.curves(fast, "time, in forward passes (simulated)", "loss", "Small GPT at a learning rate of 0.01")
 
 # %% [markdown]
-# Is the bubble worth its price? Not at the lower rate: weight stashing is far ahead, above all because it makes more
-# than four times as many updates in this time. At the higher rate, PipeDream-Flush has become better, and all others
+# Is the bubble worth its price? Not at the lower rate: weight stashing is far ahead, above all because it makes seven
+# times as many updates in this time. At the higher rate, PipeDream-Flush has become better, and all others
 # worse. Weight stashing and vertical sync make the same number of updates with the same samples, and differ only in
 # staleness: with vertical sync, the last stage, too, uses weights that are three updates old. 2BW and PipeDream-Flush
 # both update once per batch. 2BW makes more updates, and each of them is one step late. Here this costs more than the

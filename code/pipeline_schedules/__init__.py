@@ -1,13 +1,13 @@
 """Pipeline schedules as data: the order in which every stage runs its passes.
 
 actions.py defines a schedule, builtin.py, low_bubble.py, and v_shaped.py have the published ones,
-and loading.py and parsing.py read yours. validation.py checks a schedule, communication.py adds sends and
-receives, and interpreter.py executes it for whoever handles its actions; deadlock.py explains why
-it cannot. activations.py counts micro-batches in flight, simulation.py computes timelines, and
-ends.py only their ends, for many choices of times; drawing.py and steps.py draw timelines, and
-traces.py reads and writes Perfetto traces. partitions.py says which stages may be empty, and has a
-published planner's partition. Modules are imported when a name of theirs is used, so a training
-step with 1F1B imports only what it runs.
+and loading.py and parsing.py read yours. validation.py checks a schedule, communication.py adds
+sends and receives, and interpreter.py executes it for whoever handles its actions; deadlock.py
+explains why it cannot. activations.py counts micro-batches in flight, simulation.py computes
+timelines, and ends.py only their ends, for many choices of times; drawing.py and steps.py draw
+timelines, and traces.py reads and writes Perfetto traces. partitions.py says which stages may be
+empty, and has a published planner's partition. Modules are imported when a name of theirs is used,
+so a training step with 1F1B imports only what it runs.
 
 The package needs only the standard library, so schedules also work where torch is not installed;
 only drawing needs matplotlib. The trainer, the layout estimator, the checks, and the labs all use

@@ -88,6 +88,7 @@ class Requirements:
 def schedule(f: Any, cases: Sequence[Case], like: str | None = None, *,
              bubble: PerCase | None = None, live: PerCase | None = None,
              ends: PerCase | None = None, stage_time: PerCase | None = None,
+             on_rank: bool = False,
              hints: Mapping[str, PerCase | str] | None = None) -> None:
     """Assert that `f` returns a schedule that meets the requirements in every case.
 
@@ -104,6 +105,8 @@ def schedule(f: Any, cases: Sequence[Case], like: str | None = None, *,
         ends: the latest end of the schedule where F, B, and W take 1; as for `bubble`.
         stage_time: the longest time from a stage's first action to its own last one, there; as for
             `bubble`.
+        on_rank: call `f` on one rank, as check.ranks does, which imports the student's files anew.
+            Then each case is a dictionary.
         hints: maps each text to what triggers it: a name in PROPERTIES, a built-in schedule that is
             wrong here, or wrong schedules, one per case.
 
@@ -120,11 +123,13 @@ def schedule(f: Any, cases: Sequence[Case], like: str | None = None, *,
         if isinstance(hint, str) and hint not in (*PROPERTIES, *BUILT_IN):
             raise ValueError(f"check.schedule: {hint!r} is none of {', '.join(PROPERTIES)}, "
                              f"{', '.join(BUILT_IN)}")
+    if on_rank:
+        f = _OnRank(f)
     for number in range(len(cases)):
         got, fault = _answer(f, cases[number], limits[number])
         if fault:
             raise Failed(_failure_message(f, cases, limits, number, got, fault, hints or {}))
-    passed(f"{side().title(f)}: right in {len(cases)} case{'s' if len(cases) > 1 else ''}")
+    passed(f"{side().title(_named(f))}: right in {len(cases)} case{'s' if len(cases) > 1 else ''}")
 
 
 def sizes(case: Case) -> tuple[Sizes, list[int]]:
@@ -168,9 +173,26 @@ def _of_case(values: PerCase, cases: Sequence[Case], number: int) -> Any:
     return values[number]
 
 
+@dataclass(frozen=True)
+class _OnRank:
+    """A student's function that is called on a rank of its own."""
+
+    function: Any
+
+    def __call__(self, **case: int) -> Any:
+        from labkit.check.distributed import ranks
+
+        (run,) = ranks(self.function, ranks=1, cases=[case], expected=None)
+        return run.values[0]
+
+
+def _named(f: Any) -> Any:
+    return f.function if isinstance(f, _OnRank) else f
+
+
 def _answer(f: Any, case: Case, limits: Requirements) -> tuple[Any, Fault | None]:
     positional, keywords = arguments_of(case)
-    got = call(f, *positional, **keywords)
+    got = (f(**keywords) if isinstance(f, _OnRank) else call(f, *positional, **keywords))
     return got, judge(got, sizes(case)[0], limits)
 
 
@@ -241,9 +263,9 @@ def _failure_message(f: Any, cases: Sequence[Case], limits: Sequence[Requirement
                      got: Any,
                      fault: Fault, hints: Mapping[str, PerCase | str]) -> str:
     right = _right_elsewhere(f, cases, limits, number)
-    message = f"{spelled(f, *arguments_of(cases[number]))}: {fault.text}."[:MOST_TEXT]
+    message = f"{spelled(_named(f), *arguments_of(cases[number]))}: {fault.text}."[:MOST_TEXT]
     if right is not None:
-        message += f" For {spelled(f, *arguments_of(cases[right]))} it is right."
+        message += f" For {spelled(_named(f), *arguments_of(cases[right]))} it is right."
     for text, wrong in hints.items():
         if _is_for(wrong, got, fault, right is not None, cases, number):
             return f"{message} {text}"

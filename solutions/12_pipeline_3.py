@@ -103,8 +103,7 @@ check.compare("W relative to F (modeled)", guess_times[1], (both - inputs) / for
 # %% [markdown]
 # The GEMMs of all three passes have the same FLOPs. In this model, W takes longer than the others because it also casts
 # each gradient to fp32 and adds it to the accumulated one. With attention, the order changes: its core has no weights, so
-# it makes F and B longer, and adds nothing to W. Qi et al. (2023, table 4) measure W as the shortest pass in each of
-# their models. In any case, W is the only pass that can wait.
+# it makes F and B longer, and adds nothing to W. In any case, W is the only pass that can wait.
 #
 # ### Exercise 1: split the backward pass
 #
@@ -262,8 +261,9 @@ def summed_gradients(values):
 
 def split_passes(actions):
     """Run passes of one stage on a GPU."""
-    from lablib import zero_bubble
     from mytrainer.split_backward import SplitStage
+
+    from lablib import zero_bubble
 
     zero_bubble.passes_on_gpu(SplitStage, actions, 4, 1024, 4096)
 

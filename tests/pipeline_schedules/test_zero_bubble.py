@@ -46,7 +46,7 @@ def test_zb_h2_fills_the_wait_for_the_first_gradient():
 
 @given(STAGES, st.integers(0, 8))
 def test_zb_h2_has_no_bubble_and_2p_minus_1_in_flight(p, more):
-    """Qi et al. 2023, table 1 and section 2.2."""
+    """Qi et al. 2023, sections 2.2 and 2.3."""
     m = 2 * p - 1 + more
     schedule = zb_h2(p, m)
     timeline = simulate(schedule)
@@ -57,7 +57,7 @@ def test_zb_h2_has_no_bubble_and_2p_minus_1_in_flight(p, more):
 
 @given(STAGES, st.integers(0, 8), TIMES, TIMES, TIMES)
 def test_the_published_bubbles_of_zb_h1_and_zb_h2(p, more, forward, backward, weight):
-    """Qi et al. 2023, table 1: (p-1)(F+B-W) and (p-1)(F+B-2W), if W is the shortest."""
+    """Qi et al. 2023, section 2.3: (p-1)(F+B-W) and (p-1)(F+B-2W), if W is the shortest."""
     weight = min(forward, backward, weight)
     m = 2 * p - 1 + more
     durations = Durations(forward, backward, weight)

@@ -583,8 +583,8 @@ check.schedule(zb_h1_schedule, on_rank=True, cases=check.draw(8, stages=range(1,
 # +        actions += [f"W{k}" for k in range(micro_batches)]
 
 # %% [markdown]
-# Your executor of lab 10 runs the schedule on four ranks. Every pass takes 20 ms here, so that the timeline can be
-# compared with a simulated one:
+# The executor of lab 10, here the course's copy of it, runs your schedule on four ranks. Every pass takes 20 ms, so that
+# the timeline can be compared with a simulated one:
 
 # %% tags=["explore"]
 def on_ranks(schedule):

@@ -230,7 +230,7 @@ def zb_h2(p, m):
 
 
 def test_ends_and_stage_time_are_two_measures_of_a_bubble():
-    """With F, B, and W of 1: ZB-H1 and ZB-H2 end at the same time, but stages of ZB-H2 do not wait."""
+    """ZB-H1 and ZB-H2 end at the same time, but the stages of ZB-H2 do not wait."""
     cases = [{"p": 4, "m": 8}, {"p": 2, "m": 5}]
     for make in (zb_h1, zb_h2):
         check.schedule(make, cases, ends=[27, 16], live=[7, 3])

@@ -301,7 +301,7 @@ def _known_program(name: str, stages: int, micro_batches: int, chunks: int
                    ) -> tuple[Schedule, Program]:
     try:
         schedule = load(name, stages, micro_batches, chunks)
-        check(schedule, stages=stages, micro_batches=micro_batches, chunks=chunks,
+        check(schedule, stages=stages, micro_batches=micro_batches, chunks=chunks, v_shaped=False,
               source=f"--schedule {name}")
     except ScheduleError as error:
         raise UserError(str(error)) from error

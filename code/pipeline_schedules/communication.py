@@ -18,6 +18,7 @@ from pipeline_schedules.actions import (
     WEIGHT,
     Action,
     StageAction,
+    VShaped,
     splits_backward,
 )
 from pipeline_schedules.interpreter import Handler, replay
@@ -45,6 +46,8 @@ def add_communication(schedule: Sequence[Sequence[Action]], is_checked: bool = F
     run = _SimulatedRun(schedule)
     replay(schedule, run)
     program: Program = [[] for _ in schedule]
+    if isinstance(schedule, VShaped):
+        program = VShaped(program)
     for _, (stage, action), target in sorted(run.events, key=lambda event: event[0]):
         if target is None:
             program[stage].append(action)

@@ -14,6 +14,7 @@ from pipeline_schedules.actions import (
     Action,
     ScheduleError,
     StageAction,
+    VShaped,
     count_chunks,
     dependencies,
     sender,
@@ -54,7 +55,7 @@ def replay(program: StageItems, handler: Handler) -> None:
     state = _ReplayState(program)
     while state.runnable:
         stage, item = state.next()
-        _call(handler, stage, item, state.chunks, len(program))
+        _call(handler, stage, item, state.chunks, len(program), state.v_shaped)
         state.finish(stage, item)
     if state.waiting:
         from pipeline_schedules.deadlock import explain
@@ -66,15 +67,16 @@ def replay_stage(items: Sequence[Item], handler: Handler, stage: int, stages: in
                  ) -> None:
     """Visit the items of one stage in order, as a rank does. Only its communication waits.
 
-    The pipeline has `stages` stages of `chunks` chunks each.
+    The pipeline has `stages` stages of `chunks` chunks each, placed round-robin.
     """
     for item in items:
         _call(handler, stage, item, chunks, stages)
 
 
-def _call(handler: Handler, stage: int, item: Item, chunks: int, stages: int) -> None:
+def _call(handler: Handler, stage: int, item: Item, chunks: int, stages: int,
+          v_shaped: bool = False) -> None:
     if isinstance(item, Action):
-        handler.compute(stage, item, sender(stage, item, stages, chunks))
+        handler.compute(stage, item, sender(stage, item, stages, chunks, v_shaped))
     elif item.end == SEND:
         handler.send(stage, item)
     else:
@@ -88,6 +90,7 @@ class _ReplayState:
         self.program, self.positions = program, [0] * len(program)
         self.chunks = count_chunks([[item for item in items if isinstance(item, Action)]
                                     for items in program])
+        self.v_shaped = isinstance(program, VShaped)
         self.has_messages = any(isinstance(item, Message) for items in program for item in items)
         self.done: set[tuple[int, Item]] = set()
         # {an item that was not visited yet: the stages whose next item waits for it}
@@ -121,7 +124,8 @@ class _ReplayState:
         if isinstance(item, Message):
             return [(stage, item.action)] if item.end == SEND else []
         needed: list[tuple[int, Item]] = []
-        for other, action in dependencies(stage, item, len(self.program), self.chunks):
+        for other, action in dependencies(stage, item, len(self.program), self.chunks,
+                                          self.v_shaped):
             if other == stage or not self.has_messages:
                 needed.append((other, action))
             else:

@@ -14,6 +14,7 @@ from pipeline_schedules.actions import (
     ScheduleError,
 )
 from pipeline_schedules.builtin import WHOLE_STAGES, alternate, at_least_one, one_f_one_b
+from pipeline_schedules.v_shaped import V_SHAPED
 
 
 def interleaved(stages: int, micro_batches: int, chunks: int) -> Schedule:
@@ -84,8 +85,41 @@ def zb_h1(stages: int, micro_batches: int) -> Schedule:
     return schedule
 
 
+def zb_h2(stages: int, micro_batches: int) -> Schedule:
+    """Return ZB-H2 (Qi et al. 2023, section 2.2): ZB-H1 with a longer warm-up, and so no bubble.
+
+    Stage s warms up with 2 (stages - s) - 1 forwards, which fill its time until the first gradient
+    arrives, and computes the weight gradient W of a micro-batch 2 s backwards later. So
+    min(2 stages - 1, micro_batches) micro-batches are in flight on every stage. If F, B, and W take
+    the same time and micro_batches >= 2 stages - 1, no stage waits between its first and its last
+    action. But stage s begins s forwards after stage 0, and ends later: the bubble is gone only if
+    stage 0 begins its next step before the last stage has finished this one.
+
+    Args:
+        stages: the number of pipeline stages.
+        micro_batches: micro-batches per step.
+
+    Raises:
+        ScheduleError: a number is below 1.
+    """
+    at_least_one(stages=stages, micro_batches=micro_batches)
+    schedule = []
+    for stage in range(stages):
+        warm_up = min(2 * (stages - stage) - 1, micro_batches)
+        actions = [Action(FORWARD, k) for k in range(warm_up)]
+        for k in range(micro_batches):
+            actions.append(Action(BACKWARD, k))
+            if k >= 2 * stage:
+                actions.append(Action(WEIGHT, k - 2 * stage))
+            if warm_up + k < micro_batches:
+                actions.append(Action(FORWARD, warm_up + k))
+        late = range(max(0, micro_batches - 2 * stage), micro_batches)
+        schedule.append(actions + [Action(WEIGHT, k) for k in late])
+    return schedule
+
+
 BUILT_IN: dict[str, Callable[..., Schedule]] = {
-    **WHOLE_STAGES, "interleaved": interleaved, "zb-h1": zb_h1}
+    **WHOLE_STAGES, "interleaved": interleaved, "zb-h1": zb_h1, "zb-h2": zb_h2}
 
 
 def by_name(name: str, stages: int, micro_batches: int, chunks: int) -> Schedule:
@@ -94,10 +128,16 @@ def by_name(name: str, stages: int, micro_batches: int, chunks: int) -> Schedule
     Raises:
         ScheduleError: there is no such schedule, or it does not fit the sizes.
     """
+    if name in V_SHAPED:
+        if chunks not in (1, 2):
+            raise ScheduleError(f"{name} has 2 chunks per stage, not {chunks}; for more use "
+                                "interleaved")
+        return V_SHAPED[name](stages, micro_batches)
     if name not in BUILT_IN:
-        near = difflib.get_close_matches(name.lower().replace("_", "-"), BUILT_IN, n=1)
+        names = [*BUILT_IN, *V_SHAPED]
+        near = difflib.get_close_matches(name.lower().replace("_", "-"), names, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise ScheduleError(f"schedule {name!r}: neither one of {', '.join(BUILT_IN)} nor a .py or "
+        raise ScheduleError(f"schedule {name!r}: neither one of {', '.join(names)} nor a .py or "
                             f".json file{hint}")
     if name == "interleaved":
         return BUILT_IN[name](stages, micro_batches, chunks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from pipeline_schedules.actions import NAMES, Action, Schedule, ScheduleError
+from pipeline_schedules.actions import NAMES, Action, Schedule, ScheduleError, VShaped
 
 TOKEN = re.compile(r"([FBW])([0-9]{1,6})(?:\.([0-9]{1,6}))?")
 
@@ -13,12 +13,20 @@ def parse(stages: object, source: str = "schedule") -> Schedule:
     """Return the schedule in a list with one entry per stage: "F0 F1 B0 B1", or a list of actions.
 
     Args:
-        stages: the list. An action is an Action or a string such as "F0" or "F0.1".
+        stages: the list. An action is an Action or a string such as "F0" or "F0.1". A dictionary
+            {"placement": "v", "stages": the list} is a VShaped schedule.
         source: the file or object that error messages name.
 
     Raises:
         ScheduleError: the list is malformed; the message names the stage and the position.
     """
+    if isinstance(stages, dict) and "placement" in stages:
+        if set(stages) != {"placement", "stages"} or stages["placement"] != "v":
+            raise ScheduleError(f'{source}: a V-shaped schedule is a dictionary with "placement": '
+                                '"v" and "stages", its list, and with nothing else')
+        return VShaped(parse(stages["stages"], source))
+    if isinstance(stages, VShaped):
+        return VShaped(parse(list(stages), source))
     if not isinstance(stages, list | tuple):
         raise ScheduleError(f"{source}: a schedule is a list with one entry per stage, "
                             f"not a {type(stages).__name__}")

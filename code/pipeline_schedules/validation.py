@@ -16,6 +16,7 @@ from pipeline_schedules.actions import (
     WEIGHT,
     Action,
     ScheduleError,
+    VShaped,
     dependencies,
     splits_backward,
 )
@@ -28,7 +29,7 @@ MAX_SHOWN = 5  # problems in one error message; more would hide the first
 
 def check(schedule: Lists, *, stages: int | None = None, micro_batches: int | None = None,
           chunks: int | None = None, max_live: int | Sequence[int] | None = None,
-          source: str = "schedule") -> None:
+          v_shaped: bool | None = None, source: str = "schedule") -> None:
     """Raise an error with the first few of problems().
 
     Args:
@@ -37,13 +38,14 @@ def check(schedule: Lists, *, stages: int | None = None, micro_batches: int | No
         micro_batches: as for problems().
         chunks: as for problems().
         max_live: as for problems().
+        v_shaped: as for problems().
         source: the file or flag that the error names.
 
     Raises:
         ScheduleError: there is a problem.
     """
     errors = problems(schedule, stages=stages, micro_batches=micro_batches, chunks=chunks,
-                      max_live=max_live)
+                      max_live=max_live, v_shaped=v_shaped)
     if errors:
         text = "\n  ".join(errors[:MAX_SHOWN])
         if len(errors) > MAX_SHOWN:
@@ -52,8 +54,8 @@ def check(schedule: Lists, *, stages: int | None = None, micro_batches: int | No
 
 
 def problems(schedule: Lists, *, stages: int | None = None, micro_batches: int | None = None,
-             chunks: int | None = None, max_live: int | Sequence[int] | None = None
-             ) -> list[str]:
+             chunks: int | None = None, max_live: int | Sequence[int] | None = None,
+             v_shaped: bool | None = None) -> list[str]:
     """Return every problem of a schedule, one sentence each; [] for a valid one.
 
     Order and deadlock are checked only if no action is missing: a missing one would be reported
@@ -67,8 +69,9 @@ def problems(schedule: Lists, *, stages: int | None = None, micro_batches: int |
         chunks: model chunks per stage; by default, one more than the highest in the schedule.
         max_live: the most (micro-batch, chunk) pairs that may be in flight on a stage, one number
             or one per stage.
+        v_shaped: whether its chunks must be placed in a V, or must not; by default, both will do.
     """
-    errors = _shape(schedule, stages)
+    errors = _placement(schedule, v_shaped) or _shape(schedule, stages)
     if errors:
         return errors
     every = [action for actions in schedule for action in actions]
@@ -84,6 +87,14 @@ def problems(schedule: Lists, *, stages: int | None = None, micro_batches: int |
         if max_live is not None:
             errors = errors + _memory(schedule, max_live)
     return errors
+
+
+def _placement(schedule: Lists, v_shaped: bool | None) -> list[str]:
+    if v_shaped is None or v_shaped == isinstance(schedule, VShaped):
+        return []
+    return ["its chunks are placed round-robin, but they must be placed in a V" if v_shaped else
+            "its chunks are placed in a V, which only simulations support; the nearest that works "
+            "is zb-h1"]
 
 
 def _shape(schedule: Lists, stages: int | None) -> list[str]:
@@ -154,11 +165,12 @@ def _unused(used: set[int], limit: int, noun: str) -> list[str]:
 
 def _order_on_a_stage(schedule: Lists, chunks: int) -> list[str]:
     """Return the actions that come before a dependency on the same stage."""
-    errors = []
+    errors, v_shaped = [], isinstance(schedule, VShaped)
     for stage, actions in enumerate(schedule):
         positions = {action: position for position, action in enumerate(actions)}
         for position, action in enumerate(actions):
-            for other, needed in dependencies(stage, action, len(schedule), chunks):
+            for other, needed in dependencies(stage, action, len(schedule), chunks,
+                                              v_shaped):
                 if other == stage and positions[needed] > position:
                     errors.append(f"stage {stage} runs {action} (position {position}) before "
                                   f"{needed} (position {positions[needed]}), which it needs: "

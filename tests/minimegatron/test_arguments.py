@@ -303,6 +303,7 @@ PIPELINE = {  # on 2 stages of 4 layers in all
     "--num-layers-per-virtual-pipeline-stage 2": "nothing to interleave; nearest: 1",
     "--schedule interleaved": "--schedule interleaved needs --num-layers-per-virtual",
     "--schedule 1f1": "'1f1'.*did you mean 1f1b",
+    "--schedule zbv": "zbv places its chunks in a V.*; nearest: --schedule zb-h1",
     "--balance 2-2 --pipeline-model-parallel-layout Ett|ttL": "each assigns the layers to stages",
     "--pipeline-model-parallel-layout Ett|tL": "has 3 layers, but --num-layers is 4; nearest",
     "--pipeline-model-parallel-layout E|tt|ttL": "has 3 stages, which is not divisible by",

@@ -71,13 +71,15 @@ EQUAL = [
     (2, f"{PP2} --recompute-activations {CHUNK} 1", "4 layers"),
     (1, "--schedule zb-h1", ""),
     *((2, f"{PP2} {how}", "4 layers") for how in (
-        "", "--schedule gpipe", "--schedule zb-h1", f"{CHUNK} 1", f"{CHUNK} 1 eager",
+        "", "--schedule gpipe", "--schedule zb-h1", "--schedule zb-h2", f"{CHUNK} 1",
+        f"{CHUNK} 1 eager",
         "--balance 0-4", "--balance 4-0 --schedule zb-h1", f"{LAYOUT} E|(t|)*2,ttL",
         f"--schedule {OWN}.py")),
     *((2, f"{PP2} {how}", "8 micro-batches") for how in ("", f"--schedule {OWN}.json")),
     (2, PP2, "one micro-batch"),
     *((4, f"{PP4} {how}", "deep") for how in (
-        "", "--schedule zb-h1", f"{CHUNK} 1", f"{LAYOUT} E|t*5|t*3|L --schedule zb-h1")),
+        "", "--schedule zb-h1", "--schedule zb-h2", f"{CHUNK} 1",
+        f"{LAYOUT} E|t*5|t*3|L --schedule zb-h1")),
     *((4, f"{PP4} {how}", "few") for how in ("", "--schedule zb-h1", "--balance 0-4-4-0")),
     (4, f"{PP2} {CHUNK} 1", "8 micro-batches"),
     (4, f"{PP2} {TP} 2 --balance 0-2 {SP}", "few, shallow"),

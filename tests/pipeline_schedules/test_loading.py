@@ -73,7 +73,7 @@ def test_texts_come_back_as_they_were():
 
 @pytest.mark.parametrize("name, hint", [
     ("1F1B", "did you mean 1f1b?"), ("zb_h1", "did you mean zb-h1?"),
-    ("gpip", "did you mean gpipe?"), ("dualpipe", "gpipe, 1f1b, interleaved, zb-h1"),
+    ("gpip", "did you mean gpipe?"), ("dualpipe", "gpipe, 1f1b, interleaved, zb-h1, zb-h2, zbv"),
     ("", "nor a .py or .json file"), ("mine.txt", "nor a .py or .json file")])
 def test_an_unknown_name_is_refused_with_the_nearest(name, hint):
     with pytest.raises(ScheduleError, match=f"^schedule {re.escape(repr(name))}: .*"

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import pipeline_schedules as schedules
 from pipeline_schedules import (
     BUILT_IN,
+    V_SHAPED,
     Durations,
     ScheduleError,
     gpipe,
@@ -217,7 +218,7 @@ def test_the_examples_of_the_page_run_and_print_what_it_says(tmp_path, monkeypat
         "stage 0 runs B0 after B0 of stage 1"]
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", [*BUILT_IN, *V_SHAPED])
 def test_the_table_of_the_page_is_what_the_simulator_says(name):
     schedule = load(name, 4, 8, 2 if name == "interleaved" else 1)
     timeline = simulate(schedule)

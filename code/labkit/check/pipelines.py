@@ -8,7 +8,7 @@ the guide.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -73,16 +73,22 @@ class Requirements:
         time: the longest time, by name in CLOCKS.
         bubble: the largest bubble fraction.
         live: the most in-flight activations per stage.
+        ends: the latest end where F, B, and W take 1.
+        stage_time: the longest time from a stage's first action to its last one, there.
     """
 
     forwards_first: bool
     time: Mapping[str, float]
     bubble: float | None
     live: int | Sequence[int] | None
+    ends: float | None = None
+    stage_time: float | None = None
 
 
 def schedule(f: Any, cases: Sequence[Case], like: str | None = None, *,
              bubble: PerCase | None = None, live: PerCase | None = None,
+             ends: PerCase | None = None, stage_time: PerCase | None = None,
+             on_rank: bool = False,
              hints: Mapping[str, PerCase | str] | None = None) -> None:
     """Assert that `f` returns a schedule that meets the requirements in every case.
 
@@ -96,6 +102,11 @@ def schedule(f: Any, cases: Sequence[Case], like: str | None = None, *,
         bubble: the largest share of idle time: one value per case, or a function of the case.
         live: the largest number of in-flight activations, as a number for all stages or a list;
             one value per case, or a function of the case.
+        ends: the latest end of the schedule where F, B, and W take 1; as for `bubble`.
+        stage_time: the longest time from a stage's first action to its own last one, there; as for
+            `bubble`.
+        on_rank: call `f` on one rank, as check.ranks does, which imports the student's files anew.
+            Then each case is a dictionary.
         hints: maps each text to what triggers it: a name in PROPERTIES, a built-in schedule that is
             wrong here, or wrong schedules, one per case.
 
@@ -103,16 +114,22 @@ def schedule(f: Any, cases: Sequence[Case], like: str | None = None, *,
     """
     if not cases:
         raise ValueError("check.schedule: no cases, so nothing would be checked")
-    limits = [_limits(cases, number, like, bubble, live) for number in range(len(cases))]
+    limits = [replace(_limits(cases, number, like, bubble, live),
+                      ends=None if ends is None else _of_case(ends, cases, number),
+                      stage_time=None if stage_time is None
+                      else _of_case(stage_time, cases, number))
+              for number in range(len(cases))]
     for hint in (hints or {}).values():
         if isinstance(hint, str) and hint not in (*PROPERTIES, *BUILT_IN):
             raise ValueError(f"check.schedule: {hint!r} is none of {', '.join(PROPERTIES)}, "
                              f"{', '.join(BUILT_IN)}")
+    if on_rank:
+        f = _OnRank(f)
     for number in range(len(cases)):
         got, fault = _answer(f, cases[number], limits[number])
         if fault:
             raise Failed(_failure_message(f, cases, limits, number, got, fault, hints or {}))
-    passed(f"{side().title(f)}: right in {len(cases)} case{'s' if len(cases) > 1 else ''}")
+    passed(f"{side().title(_named(f))}: right in {len(cases)} case{'s' if len(cases) > 1 else ''}")
 
 
 def sizes(case: Case) -> tuple[Sizes, list[int]]:
@@ -156,9 +173,26 @@ def _of_case(values: PerCase, cases: Sequence[Case], number: int) -> Any:
     return values[number]
 
 
+@dataclass(frozen=True)
+class _OnRank:
+    """A student's function that is called on a rank of its own."""
+
+    function: Any
+
+    def __call__(self, **case: int) -> Any:
+        from labkit.check.distributed import ranks
+
+        (run,) = ranks(self.function, ranks=1, cases=[case], expected=None)
+        return run.values[0]
+
+
+def _named(f: Any) -> Any:
+    return f.function if isinstance(f, _OnRank) else f
+
+
 def _answer(f: Any, case: Case, limits: Requirements) -> tuple[Any, Fault | None]:
     positional, keywords = arguments_of(case)
-    got = call(f, *positional, **keywords)
+    got = (f(**keywords) if isinstance(f, _OnRank) else call(f, *positional, **keywords))
     return got, judge(got, sizes(case)[0], limits)
 
 
@@ -186,6 +220,14 @@ def _faults(parsed: Schedule, limits: Requirements) -> Iterator[Fault]:
             yield Fault("bubble", _idle(timeline, name), parsed)
         if limits.bubble is not None and timeline.bubble_fraction > limits.bubble + NEAR:
             yield Fault("bubble", _idle(timeline, name), parsed)
+    timeline = simulate(parsed)
+    for limit, got, what in (
+            (limits.ends, timeline.total, "the schedule takes"),
+            (limits.stage_time, timeline.longest, "a stage takes, from its first action to its "
+             "last,")):
+        if limit is not None and got > limit * (1 + NEAR):
+            yield Fault("bubble", f"where F, B, and W take 1 each, {what} {float(got):.4g}, and "
+                        f"{float(limit):.4g} is possible", parsed)
     if limits.live is not None:
         errors = problems(parsed, max_live=limits.live)
         if errors:
@@ -221,9 +263,9 @@ def _failure_message(f: Any, cases: Sequence[Case], limits: Sequence[Requirement
                      got: Any,
                      fault: Fault, hints: Mapping[str, PerCase | str]) -> str:
     right = _right_elsewhere(f, cases, limits, number)
-    message = f"{spelled(f, *arguments_of(cases[number]))}: {fault.text}."[:MOST_TEXT]
+    message = f"{spelled(_named(f), *arguments_of(cases[number]))}: {fault.text}."[:MOST_TEXT]
     if right is not None:
-        message += f" For {spelled(f, *arguments_of(cases[right]))} it is right."
+        message += f" For {spelled(_named(f), *arguments_of(cases[right]))} it is right."
     for text, wrong in hints.items():
         if _is_for(wrong, got, fault, right is not None, cases, number):
             return f"{message} {text}"
@@ -347,6 +389,8 @@ def validity_fault(schedule: Schedule, of: Sizes) -> Fault | None:
 
 def _refuse_huge(got: Any, of: Sizes) -> None:
     stages, micro_batches, chunks = of
+    if isinstance(got, dict):  # a V-shaped schedule
+        got = got.get("stages")
     if not isinstance(got, list | tuple):
         return  # parse reports it
     if len(got) > 4 * stages + 100:

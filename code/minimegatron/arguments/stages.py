@@ -19,7 +19,7 @@ from pathlib import Path
 from minimegatron.arguments.flag import alternatives, spelled
 from minimegatron.arguments.table import Config
 from minimegatron.errors import UserError, near_divisors, near_multiples, require
-from pipeline_schedules import ScheduleError, empty_stage, load
+from pipeline_schedules import V_SHAPED, ScheduleError, empty_stage, load
 
 LAYOUT = "--pipeline-model-parallel-layout"
 REPEATED = re.compile(r"\(([^()*]*)\)(?:\*([0-9]{1,6}))?|([EtL|])\*([0-9]{1,6})")
@@ -66,6 +66,9 @@ def check_schedule(config: Config, name: str) -> None:
     """Raise UserError if there is no such schedule, or if it does not fit the micro-batches or the
     chunks."""
     stages, batches = config.pipeline_model_parallel_size, config.num_micro_batches
+    require(name not in V_SHAPED,
+            f"--schedule {name} places its chunks in a V, which the trainer does not support; "
+            "nearest: --schedule zb-h1")
     require(name != "interleaved" or config.chunks > 1,
             "--schedule interleaved needs --num-layers-per-virtual-pipeline-stage, smaller than a "
             f"stage's {config.layers_per_chunk[0]} layer(s); nearest: --schedule 1f1b")

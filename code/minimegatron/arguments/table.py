@@ -272,8 +272,9 @@ class Distributed:
     pipeline_model_parallel_size: int = flag(
         1, "pipeline stages", affects=SCHEDULE | STATE, bounds=AT_LEAST_1)
     schedule: str | None = flag(
-        None, "gpipe, 1f1b, interleaved, zb-h1, or a .py or .json file with your own (default: "
-        "1f1b; interleaved with --num-layers-per-virtual-pipeline-stage)", affects=SCHEDULE)
+        None, "gpipe, 1f1b, interleaved, zb-h1, zb-h2, or a .py or .json file with your own "
+        "(default: 1f1b; interleaved with --num-layers-per-virtual-pipeline-stage)",
+        affects=SCHEDULE)
     num_layers_per_virtual_pipeline_stage: int | None = flag(
         None, "layers per chunk (virtual stage); stages take turns with chunks", affects=SCHEDULE,
         bounds=AT_LEAST_1, sets=("layers_per_chunk",))

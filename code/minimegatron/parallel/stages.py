@@ -98,7 +98,7 @@ def load_agreed_schedule(ctx: Context) -> Schedule:
     try:
         schedule = load(config.schedule, stages, micro_batches, config.chunks)
         check(schedule, stages=stages, micro_batches=micro_batches, chunks=config.chunks,
-              source=source)
+              v_shaped=False, source=source)
     except ScheduleError as error:
         problem = str(error)
     versions: list[tuple[str | None, list[str]]] = [(None, [])] * ctx.grid.world_size

@@ -219,3 +219,23 @@ def test_properties_of_overlap_are_what_they_say():
                           f"{forwards} {numbers('B', range(3)[::-1])}"])) == {"serial backwards"}
     assert overlaps(read(gpipe(3, 3))) == overlaps(read(gpipe(1, 3))) == set()
     assert overlaps(read(one_f_one_b(3, 1))) == set()
+
+
+def zb_h1(p, m):
+    return to_text(schedules.zb_h1(p, m))
+
+
+def zb_h2(p, m):
+    return to_text(schedules.zb_h2(p, m))
+
+
+def test_ends_and_stage_time_are_two_measures_of_a_bubble():
+    """ZB-H1 and ZB-H2 end at the same time, but the stages of ZB-H2 do not wait."""
+    cases = [{"p": 4, "m": 8}, {"p": 2, "m": 5}]
+    for make in (zb_h1, zb_h2):
+        check.schedule(make, cases, ends=[27, 16], live=[7, 3])
+    check.schedule(zb_h2, cases, stage_time=[24, 15])
+    text = failure(zb_h1, cases, stage_time=lambda p, m: 3 * m, hints={"They wait.": "bubble"})
+    assert "from its first action to its last, 27, and 24 is possible. They wait." in text
+    text = failure(zb_h1, cases, ends=[26, 16])
+    assert "the schedule takes 27, and 26 is possible" in text

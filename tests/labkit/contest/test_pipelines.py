@@ -11,7 +11,7 @@ from hypothesis import strategies as some
 from labkit.contest.contests.pipelines import CONTEST, ideal, one_at_a_time
 from labkit.contest.declaration import Case
 from labkit.contest.play import FLOOR, ghost, ghosts, play, play_one, points
-from pipeline_schedules import BUILT_IN, Action, Durations, simulate, to_text
+from pipeline_schedules import BUILT_IN, V_SHAPED, Action, Durations, VShaped, simulate, to_text
 from pipeline_schedules.actions import dependencies
 
 CASE = {"stages": 2, "micro_batches": 4, "chunks": [1, 2], "forward": [10, 10],
@@ -24,19 +24,20 @@ def outcome(answer, **changed):
     return play_one(CONTEST, Case("one", "even", CASE | changed), lambda given: answer)
 
 
-def random_schedule(case, chunks: int, split: bool, source: random.Random):
+def random_schedule(case, chunks: int, split: bool, source: random.Random, v_shaped: bool):
     """A sound schedule: actions in any order in which all that they need has run."""
     stages, kinds = case["stages"], "FBW" if split else "FB"
     left = [(stage, Action(kind, k, chunk)) for stage in range(stages) for kind in kinds
             for k in range(case["micro_batches"]) for chunk in range(chunks)]
     done, lists = set(), [[] for _ in range(stages)]
     while left:
-        ready = [one for one in left if done.issuperset(dependencies(*one, stages, chunks))]
+        ready = [one for one in left if done.issuperset(dependencies(*one, stages, chunks,
+                                                                              v_shaped))]
         stage, action = source.choice(ready)
         lists[stage].append(action)
         done.add((stage, action))
         left.remove((stage, action))
-    return lists
+    return VShaped(lists) if v_shaped else lists
 
 
 @settings(max_examples=40)
@@ -48,7 +49,8 @@ def test_no_schedule_beats_the_ideal(seed):
                    "link": source.choice([0, 3.5]), "chunks": [1, 2]} | {
         name: [source.randint(1, 20) for _ in range(stages)]
         for name in ("forward", "backward", "weight")}
-    made = random_schedule(case, source.choice([1, 2]), source.random() < 0.5, source)
+    made = random_schedule(case, source.choice([1, 2]), source.random() < 0.5, source,
+                           source.random() < 0.5)
     clock = Durations(*(case[name] for name in ("forward", "backward", "weight", "link")))
     assert simulate(made, clock).total >= ideal(case) * (1 - 1e-9)
 
@@ -59,6 +61,14 @@ def test_the_ideal_can_be_reached():
     case = {"stages": 1, "chunks": [1]} | {name: [10] for name in (
         "forward", "backward", "weight")} | {"activation": [100], "memory": [100]}
     assert outcome(["F0 B0 F1 B1 F2 B2 F3 B3"], **case).score == 1.0
+
+
+def test_an_answer_may_be_v_shaped():
+    """Where two chunks are allowed."""
+    answer = {"placement": "v", "stages": to_text(V_SHAPED["zbv"](2, 4))}
+    assert outcome(answer).score == 1.0
+    assert outcome(answer, chunks=[1]).kind == "wrong chunks"
+    assert outcome({"placement": "v", "stages": [["F0"] * 10**4] * 2}).kind == "no schedule"
 
 
 @pytest.mark.parametrize(("answer", "kind", "reason"), [

@@ -10,6 +10,7 @@ from labkit.check.pipelines import parse_answer, validity_fault
 from labkit.contest.declaration import CaseGroup, Contest, Disqualified, Ghost, Given, Scored
 from pipeline_schedules import (
     BUILT_IN,
+    V_SHAPED,
     Action,
     Durations,
     Schedule,
@@ -31,6 +32,9 @@ schedule(case) returns a pipeline schedule: one list of actions per stage, such 
   link                       ms from one stage to another; transfers overlap with computation
   activation                 MiB that each stage keeps of one micro-batch, from F to B (or to W)
   memory                     MiB that each stage has for activations: the cap
+
+Chunk c of stage s is part c * stages + s of the model. A dictionary {"placement": "v", "stages":
+the list} places chunks in a V instead: chunk 1 of stage s is part 2 * stages - 1 - s.
 
 An action of one of v chunks takes 1/v of the time and keeps 1/v of the memory. The score is the
 ideal time divided by the schedule's, where ideal is the busiest stage's work after the shortest
@@ -168,9 +172,13 @@ def _group(name: str, title: str, draw: Any) -> CaseGroup:
 
 def _built_in(name: str) -> Any:
     """Return a built-in schedule as a function of the case; interleaving uses all chunks that the
-    case allows."""
-    def answer(case: dict[str, Any]) -> list[str]:
+    case allows, and a V-shaped schedule gives way to 1F1B where the case does not allow two."""
+    def answer(case: dict[str, Any]) -> list[str] | dict[str, Any]:
         sizes = [case["stages"], case["micro_batches"]]
+        if name in V_SHAPED:
+            if 2 not in case["chunks"]:
+                return to_text(BUILT_IN["1f1b"](*sizes))
+            return {"placement": "v", "stages": to_text(V_SHAPED[name](*sizes))}
         if name == "interleaved":
             sizes.append(max(case["chunks"]))
         return to_text(BUILT_IN[name](*sizes))
@@ -199,4 +207,7 @@ CONTEST = Contest(
         Ghost("1F1B", "Narayanan et al. 2021", _built_in("1f1b")),
         Ghost("interleaved", "Narayanan et al. 2021", _built_in("interleaved")),
         Ghost("ZB-H1", "Qi et al. 2023", _built_in("zb-h1")),
+        Ghost("ZB-H2", "Qi et al. 2023", _built_in("zb-h2")),
+        Ghost("ZBV", "Qi et al. 2024", _built_in("zbv")),
+        Ghost("DualPipeV", "DeepSeek-AI 2024, Qi et al. 2025", _built_in("dualpipev")),
         Ghost("serial", "one micro-batch at a time", one_at_a_time)))

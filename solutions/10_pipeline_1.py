@@ -283,9 +283,18 @@ with check.parts():
             check.that(not any(history), "What forward returns still has a history, so whoever sends it keeps the stage's "
                        "activations alive.")
             check.that(all(firsts), "The first stage has no x, so its backward pass returns None.")
-        check.ranks(two_stages, ranks=1, cases=ORDERS, rel=1e-4, expected=[None], hints={
-            "The micro-batches share something: is each backward pass that of its own micro-batch?": [None],
-            "The gradients of the second stage ignore grad: what weight has a micro-batch in the loss of the batch?": [None]})
+        check.ranks(two_stages, ranks=1, cases=ORDERS, rel=1e-4, expected=[[[[False, False, False, False], [[1, 1], [2, 2], [1, 1], [0, 0]], [True, True], [0.9163789, 1.052523, -0.125704,
+            0.1887935, -0.02565072, 0.1149605, 0.1829204, 0.336666]]], [[[False, False, False, False, False, False], [[1, 1], [2,
+            2], [3, 3], [2, 2], [1, 1], [0, 0]], [True, True, True], [0.4183432, 0.6554452, 0.7717767, 0.1336247, -0.07013125,
+            0.05949616, 0.2529911, 0.1603196, 0.2160318, -0.106054]]]], hints={
+            "The micro-batches share something: is each backward pass that of its own micro-batch?": [[[[False, False, False, False], [[1, 1], [2, 2], [1, 1], [0, 0]], [True, True], [0.9163789, 1.052523, 0.3775871,
+            0.5663806, -0.1352067, 0.2055037, 0.1877494, 0.3693697]]], [[[False, False, False, False, False, False], [[1, 1], [2,
+            2], [3, 3], [2, 2], [1, 1], [0, 0]], [True, True, True], [0.4183432, 0.6554452, 0.7717767, -0.1051968, -0.1753281,
+            -0.2103937, 0.4021423, 0.09848157, 0.08978213, -0.1701765]]]],
+            "The gradients of the second stage ignore grad: what weight has a micro-batch in the loss of the batch?": [[[[False, False, False, False], [[1, 1], [2, 2], [1, 1], [0, 0]], [True, True], [0.9163789, 1.052523, -0.1885561,
+            0.5663806, -0.07903804, 0.2340918, 0.3682554, 0.6896838]]], [[[False, False, False, False, False, False], [[1, 1], [2,
+            2], [3, 3], [2, 2], [1, 1], [0, 0]], [True, True, True], [0.4183432, 0.6554452, 0.7717767, 0.2672493, -0.2103936,
+            0.3569769, 0.8772247, 0.6016766, 0.6890281, -0.2811382]]]]})
         ### BEGIN HIDDEN TESTS
         def flights_of(order):
             """Return the number of micro-batches in flight after each pass."""
@@ -776,6 +785,8 @@ def llama_in_stages(split, seed, tokens, labels, mask):
     for stage in stages:
         x = stage(x, data)
         dims.append(x.dim())
+        if stage is not stages[-1] and x.dim() != 3:
+            break
     if dims[-1] == 0:
         x.backward()
     grads = {name: tensor.projected(one.grad) for stage in stages for name, one in stage.named_parameters() if one.grad is not None}
@@ -823,8 +834,8 @@ def require_stages(run, split):
         check.that(not more, f"Stage {number} of {len(split)} builds more than it has, of {more}. Its layers are {numbers}.")
         check.that(names[number] == right[number], f"The parameters of stage {number} are {names[number]}. In the whole model, what is the "
                    f"name of layer {numbers[0] if numbers else 0}, and which ends belong to this stage?")
+    check.that(all(one == 3 for one in dims[:len(split) - 1]), "A stage that is not the last one returns hidden states [s, b, h].")
     check.that(dims[-1] == 0, "The result of the last stage has dimensions. It is the mean loss of the micro-batch.")
-    check.that(set(dims[:-1]) <= {3}, "A stage that is not the last one returns hidden states [s, b, h].")
     check.that(columns == 1, "The output layer is column-parallel: its logits come from region.columns.")
 
 
@@ -835,10 +846,30 @@ with check.parts():
         for case, run in zip(CASES, check.ranks(llama_in_stages, ranks=1, cases=CASES, expected=None), strict=True):
             require_stages(run, case["split"])
     with check.part(3, "computes what the whole model computes"):
-        check.ranks(llama_in_stages, ranks=1, cases=CASES, rel=1e-4, expected=[None], hints={
-            "The loss is the mean over the tokens whose mask is 1.": [None],
-            "That is the mean over all tokens, and those without a loss count as zero.": [None],
-            "The hidden states need the last norm before the output layer.": [None]})
+        check.ranks(llama_in_stages, ranks=1, cases=CASES, rel=1e-4, expected=[[[[["embedding.weight", "layers.0.weight", "layers.1.weight"], ["layers.2.weight"], ["head.weight", "layers.3.weight",
+            "norm.weight"]], [["Layer", "Layer", "VocabParallelEmbedding"], ["Layer"], ["Layer", "RMSNorm",
+            "VocabParallelEmbedding"]], [3, 3, 0], 1, [2.462285, -0.08703241, 0.267261, 0.3221471, 0.253231, 0.3537837, 0.4192049,
+            -0.06786509]]], [[[["embedding.weight"], ["head.weight", "layers.0.weight", "norm.weight"]],
+            [["VocabParallelEmbedding"], ["Layer", "RMSNorm", "VocabParallelEmbedding"]], [3, 0], 1, [1.929754, -0.551287,
+            -0.2000683, 3.38035, 0.168798]]]], hints={
+            "The loss is the mean over the tokens whose mask is 1.": [[[[["embedding.weight", "layers.0.weight", "layers.1.weight"], ["layers.2.weight"], ["head.weight", "layers.3.weight",
+            "norm.weight"]], [["Layer", "Layer", "VocabParallelEmbedding"], ["Layer"], ["Layer", "RMSNorm",
+            "VocabParallelEmbedding"]], [3, 3, 0], 1, [2.543458, -0.1373453, -0.1751886, 0.4534882, 0.2485649, 0.4630311,
+            1.404433, 0.04501822]]], [[[["embedding.weight"], ["head.weight", "layers.0.weight", "norm.weight"]],
+            [["VocabParallelEmbedding"], ["Layer", "RMSNorm", "VocabParallelEmbedding"]], [3, 0], 1, [2.067647, -0.4313768,
+            -0.4847983, 2.373243, 0.2199445]]]],
+            "That is the mean over all tokens, and those without a loss count as zero.": [[[[["embedding.weight", "layers.0.weight", "layers.1.weight"], ["layers.2.weight"], ["head.weight", "layers.3.weight",
+            "norm.weight"]], [["Layer", "Layer", "VocabParallelEmbedding"], ["Layer"], ["Layer", "RMSNorm",
+            "VocabParallelEmbedding"]], [3, 3, 0], 1, [1.641523, -0.05802149, 0.178174, 0.2147646, 0.1688207, 0.2358557,
+            0.2794699, -0.0452434]]], [[[["embedding.weight"], ["head.weight", "layers.0.weight", "norm.weight"]],
+            [["VocabParallelEmbedding"], ["Layer", "RMSNorm", "VocabParallelEmbedding"]], [3, 0], 1, [1.286502, -0.3675247,
+            -0.1333789, 2.253567, 0.112532]]]],
+            "The hidden states need the last norm before the output layer.": [[[[["embedding.weight", "layers.0.weight", "layers.1.weight"], ["layers.2.weight"], ["head.weight", "layers.3.weight",
+            "norm.weight"]], [["Layer", "Layer", "VocabParallelEmbedding"], ["Layer"], ["Layer", "RMSNorm",
+            "VocabParallelEmbedding"]], [3, 3, 0], 1, [1.994664, -0.04485117, 0.09538543, 0.07176128, 0.0363622, 0.06935202,
+            0.1312673]]], [[[["embedding.weight"], ["head.weight", "layers.0.weight", "norm.weight"]],
+            [["VocabParallelEmbedding"], ["Layer", "RMSNorm", "VocabParallelEmbedding"]], [3, 0], 1, [1.913091, -0.02658074,
+            0.06303088, 0.5024216]]]]})
         ### BEGIN HIDDEN TESTS
         for split in ([[0, 1, 2]], [[0], [1], [2], [3, 4]]):
             for run in check.ranks(llama_in_stages, ranks=1, cases=[{"split": split, "seed": 3.0, **TEXT}], expected=None):
@@ -1147,11 +1178,12 @@ with check.parts():
                 check.that(last is not None, "The last stage computes the loss of the mini-batch, and run returns it there.")
                 check.that(set(others) == {None}, "A rank without the end of the model knows no loss: run returns None there.")
                 require_transfers(run, PIPELINES[name], RUNS[name]["sizes"])
-        check.ranks(pipelined, ranks=2, cases=[RUNS["gpipe"]], rel=1e-4, expected=[None], hints={
-            "The loss is not weighted: how much does each micro-batch count?": [None],
-            "The loss is that of the mini-batch, and its gradient is not. What is the last stage's grad?": [None],
-            "Every pass uses the data of the same micro-batch.": [None]})
-        check.ranks(pipelined, ranks=4, cases=[RUNS["one"]], rel=1e-4, expected=[None])
+        check.ranks(pipelined, ranks=2, cases=[RUNS["gpipe"]], rel=1e-4, expected=[[[None, [-0.1189379]], [1.002888, [0.2404712, 0.5908361]]]], hints={
+            "The loss is not weighted: how much does each micro-batch count?": [[[None, [-0.1189379]], [2.993665, [0.2404712, 0.5908361]]]],
+            "The loss is that of the mini-batch, and its gradient is not. What is the last stage's grad?": [[[None, [-0.3758283]], [1.002888, [0.6165346, 1.710346]]]],
+            "Every pass uses the data of the same micro-batch.": [[[None, [-0.3385095]], [0.9235821, [0.3437179, 0.6635402]]]]})
+        check.ranks(pipelined, ranks=4, cases=[RUNS["one"]], rel=1e-4, expected=[[[None, [-0.07083258]], [None, [0.02590486, 0.1261293, 0.07259721]], [None, [0.07842772]], [0.8085803, [0.1202886,
+            0.03293329]]]])
         ### BEGIN HIDDEN TESTS
         def gpipe_schedule(stages, micro_batches):
             return [[f"F{one}" for one in range(micro_batches)] + [f"B{one}" for one in range(micro_batches)]] * stages
@@ -1166,7 +1198,7 @@ with check.parts():
             require_transfers(run, schedule, case["sizes"])
         ### END HIDDEN TESTS
     with check.part(1, "runs several chunks, and passes for the weights"):
-        check.ranks(pipelined, ranks=2, cases=[RUNS["chunks"]], rel=1e-4, expected=[None])
+        check.ranks(pipelined, ranks=2, cases=[RUNS["chunks"]], rel=1e-4, expected=[[[None, [0.0528703, 0.2940696]], [0.8805869, [0.06344118, 0.1631654, 0.2291419]]]])
         for run in check.ranks(pipeline_log, ranks=1, cases=[{"program": ["F0", "B0", "F1", "W0", "B1", "W1"], "sizes": [1, 2], "layers": 1}],
                                expected=None):
             check.that(run.values[0][0] == ["F0", "B0", "F1", "W0", "B1", "W1", "finish"], "A program with the actions F0 B0 F1 W0 B1 W1 "
@@ -1660,7 +1692,7 @@ with check.parts():
         for schedule in RUNNABLE:
             require_programs(schedule, check.call(written_programs, schedule))
         ### BEGIN HIDDEN TESTS
-        for stages, micro_batches, chunks, split in ((2, 6, 1, False), (4, 4, 1, True), (3, 3, 2, False), (2, 4, 3, True), (1, 2, 2, False)):
+        for stages, micro_batches, chunks, split in ((2, 6, 1, False), (4, 4, 1, True), (3, 3, 2, False), (2, 4, 3, True)):
             for case in check.draw(3, schedule=lambda dice: drawn_schedule(dice, stages, micro_batches, chunks, split)):
                 require_programs(case["schedule"], check.call(written_programs, case["schedule"]))
         ### END HIDDEN TESTS
@@ -1678,7 +1710,7 @@ with check.parts():
     with check.part(2, "runs on your executor"):
         CASE = {"schedule": RUNNABLE[1], "sizes": [1, 2, 1], "layers": check.by_rank([[1], [2], [1], [1]]),
                 "seed": check.by_rank([5.0, 6.0, 7.0, 8.0]), "links": "blocking"}
-        (run,) = check.ranks(scheduled, ranks=4, cases=[CASE], rel=1e-4, expected=[None])
+        (run,) = check.ranks(scheduled, ranks=4, cases=[CASE], rel=1e-4, expected=[[[None, [0.2306288]], [None, [0.05943555, -0.1837189]], [None, [-0.2188141]], [0.4686705, [-0.4459859]]]])
         require_transfers(run, RUNNABLE[1], [1, 2, 1])
         ### BEGIN HIDDEN TESTS
         for stages, chunks in ((2, 2), (4, 1)):
@@ -1742,11 +1774,11 @@ with check.parts():
 # +    program[places[0]], program[places[1]] = program[places[1]], program[places[0]]
 # +    return program
 
-# %% [raw] mutant="program" hint="no error was raised"
+# %% [raw] mutant="program" hint="this is not valid input"
 # -            raise ValueError("this schedule deadlocks: " + ", ".join(waiting))
 # +            return programs
 
-# %% [raw] mutant="program" hint="no error was raised"
+# %% [raw] mutant="program" hint="this is not valid input"
 # -        if kind == "B" and (stage, spell("F", number, chunk)) not in done:
 # -            return False
 
@@ -1971,12 +2003,11 @@ with check.parts():
             last, end = run.calls(1, "recv")[-1], run.calls(0, "barrier")[-1]
             check.that(end.order > last.order, "finish returns before the last tensor has been received.")
     with check.part(2, "overlaps with computation"):
-        BUSY = {"schedule": [[f"F{k}" for k in range(8)] + [f"B{k}" for k in range(8)]] * 4, "tokens": 8192, "width": 4096, "layers": 4}
-        CASE = {"schedule": RUNNABLE[2], "sizes": [1, 2], "layers": check.by_rank([[1, 1], [2, 1]]), "seed": check.by_rank([5.0, 6.0])}
-        cost = check.gpus(pipeline_on_gpus, BUSY, "h100:1", nodes=4, least={"flops": 8 * 4 * 4 * 8192 * 4096**2, "dtype": "bf16",
+        BUSY = {"schedule": [[f"F{k}" for k in range(8)] + [f"B{k}" for k in range(8)]] * 4, "tokens": 8192, "width": 4096, "layers": 2}
+        cost = check.gpus(pipeline_on_gpus, BUSY, "h100:1", nodes=4, least={"flops": 8 * 4 * 2 * 8192 * 4096**2, "dtype": "bf16",
                           "communicated": 8 * 2 * 8192 * 4096, "among": 4})
         check.pass_mark(cost.milliseconds, "Eight micro-batches take longer than they need to: the stages wait for each other although "
-                        "they have work. What do they wait for?", error=cost.error, below=60)
+                        "they have work. What do they wait for?", error=cost.error, below=61)
         for schedule in RUNNABLE[:2]:
             ranks = len(schedule)
             case = {"schedule": schedule, "sizes": [1, 2, 1], "links": "asynchronous", "layers": check.by_rank([[1], [2], [1], [1]][:ranks]),
@@ -2135,9 +2166,9 @@ check.ranks(tied_ends, ranks=4, cases=CASES, expected=[[None, [[1.0, 2.0], [2.5,
         [None, [[1.0, 2.0], [0.5, 1.0], 4], None, [[1.0, 2.0], [2.0, 4.0], 4]]],
     "That is the mean of two gradients. What does autograd do with a matrix that is used twice?": [[None, [[1.0, 2.0], [1.25, 2.5], 2], None, [[1.0, 2.0], [1.25, 2.5], 2]],
         [None, [[1.0, 2.0], [1.25, 2.5], 4], None, [[1.0, 2.0], [1.25, 2.5], 4]]],
-    "The gradient norm will count the matrix more than once.": [[None, [[1.0, 2.0], [2.5, 5.0], 0], None, [[1.0, 2.0], [2.5, 5.0], 0]],
-        [None, [[1.0, 2.0], [2.5, 5.0], 2], None, [[1.0, 2.0], [2.5, 5.0], 2]]],
     "The first end may already be on several ranks, by tensor parallelism. How many have the same part now?": [[None, [[1.0, 2.0], [2.5, 5.0], 2], None, [[1.0, 2.0], [2.5, 5.0], 2]],
+        [None, [[1.0, 2.0], [2.5, 5.0], 2], None, [[1.0, 2.0], [2.5, 5.0], 2]]],
+    "The gradient norm will count the matrix more than once.": [[None, [[1.0, 2.0], [2.5, 5.0], 0], None, [[1.0, 2.0], [2.5, 5.0], 0]],
         [None, [[1.0, 2.0], [2.5, 5.0], 2], None, [[1.0, 2.0], [2.5, 5.0], 2]]],
     "Both ends get the values of the first one, number 0 of the group.": [[None, [[3.0, 5.0], [2.5, 5.0], 2], None, [[3.0, 5.0], [2.5, 5.0], 2]],
         [None, [[3.0, 5.0], [2.5, 5.0], 4], None, [[3.0, 5.0], [2.5, 5.0], 4]]]})

@@ -33,6 +33,13 @@ losses. Your files do the rest:
                       on one rank, and --own-init lets randomness.py initialize it.
     sequence_parallel.py   splits the sequence outside of them, with --sequence-parallel
     tp_overlap.py     overlaps their all-reduces, with --async-tensor-model-parallel-allreduce
+    pipeline.py       runs the stages of a pipeline, with --pipeline-model-parallel-size: the
+                      LlamaStage of llama_stage.py, in stage.py, with the sends and receives of
+                      program.py, which p2p.py makes asynchronous; tied.py keeps the two ends of a
+                      model equal, and grid.py creates the process groups
+    gpipe.py          orders the passes, with --schedule gpipe; one_f_one_b.py, interleaved.py,
+                      zero_bubble.py, and zero_bubble_2.py are --schedule 1f1b, interleaved, zb-h1,
+                      and zb-h2, of which the last two need split_backward.py
     layer_memory.py   predicts what your layers save, which the log compares with the count of
                       saved.py
     reshard.py        lets --load resume on any number of ranks and with any strategy
@@ -64,6 +71,7 @@ from lab.mytrainer.checkpoints import Checkpoints, Progress
 from lab.mytrainer.flags import LoopConfig
 from lab.mytrainer.model import GPT
 from lab.mytrainer.own_model import OwnLlama, connect_grid, default_group, group_of
+from lab.mytrainer.own_pipeline import OwnPipeline
 from minimegatron.arguments import Config
 from minimegatron.context import Context, MicroBatch
 from minimegatron.data.batches import Batches
@@ -283,6 +291,8 @@ def batches_of(data: Batches, shares: Callable[[int, int, int, int], Sequence[in
                ) -> Callable[[int], list[MicroBatch]]:
     """Return a function that loads this rank's micro-batches of a step.
 
+    With a pipeline, they are one: your executor takes all of them in one call.
+
     Args:
         data: the training data.
         shares: own_samples of your launch.py, or the course's.
@@ -302,8 +312,9 @@ def batches_of(data: Batches, shares: Callable[[int, int, int, int], Sequence[in
                 raise UserError(f"mytrainer/launch.py: own_samples({consumed}, {batch}, {rank}, "
                                 f"{ranks}) returns {len(numbers)} numbers instead of "
                                 f"{batch // ranks}")
-        return [data.micro_batch(numbers[start:start + size], consumed // batch, train=True)
-                for start in range(0, len(numbers), size)]
+        loaded = [data.micro_batch(numbers[start:start + size], consumed // batch, train=True)
+                  for start in range(0, len(numbers), size)]
+        return [loaded] if config.has_pipeline else loaded
 
     return batches
 
@@ -322,15 +333,19 @@ def build(ctx: Context, wrapper: Callable[..., nn.Module], vocab_size: int,
     config = ctx.config
     padded = pad_vocab_size(vocab_size, config.make_vocab_size_divisible_by,
                             config.tensor_model_parallel_size)
-    gpt = OwnLlama(ctx, padded, world) if config.has_own_model else GPT(ctx, padded)
+    if config.has_own_model:
+        gpt = (OwnPipeline if config.has_pipeline else OwnLlama)(ctx, padded, world)
+    else:
+        gpt = GPT(ctx, padded)
     if config.ring_all_reduce:
         wrapper = partial(wrapper, all_reduce=pieces.load("collectives").all_reduce)
     parameters = sum(math.prod(getattr(weight, "full_shape", weight.shape))
                      for weight in gpt.parameters())
     model = wrapper(gpt, gpt.blocks) if config.zero_stage else wrapper(gpt)
     optimizer = Optimizer(ctx, gpt, model.parameters())
-    ctx.print_rank_0(f"training {parameters:,} parameters on {ctx.grid.world_size} rank(s) with "
-                     f"{pieces.describe()}")
+    stage = f" of stage 0 of {ctx.grid.pp.size}" if config.has_pipeline else ""
+    ctx.print_rank_0(f"training {parameters:,} parameters{stage} on {ctx.grid.world_size} rank(s) "
+                     f"with {pieces.describe()}")
     return gpt, model, optimizer
 
 
@@ -370,7 +385,7 @@ def run_loop(ctx: Context, gpt: GPT | OwnLlama, model: nn.Module, optimizer: Opt
             checkpoints.save(progress)
 
     more = {} if scaler is None else {"scaler": scaler}
-    if config.zero_stage:
+    if config.zero_stage and not config.has_pipeline:
         more["clip"] = pieces.load("clipping").clip_grad_norm
     elif config.has_own_model:
         more["clip"] = gpt.clip

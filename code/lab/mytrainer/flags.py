@@ -30,6 +30,8 @@ OPTIMIZATION = ("lr", "min_lr", "lr_decay_style", "lr_decay_iters", "lr_decay_sa
                 "adam_beta1", "adam_beta2", "adam_eps", "clip_grad")
 DATA = ("data_path", "data_impl", "data_cache_path", "split", "vocab_file", "merge_file",
         "tokenizer_type", "tokenizer_model", "eod_mask_loss", "num_workers")
+PIPELINE = ("schedule", "balance", "pipeline_model_parallel_layout", "timeline",
+            "timeline_iteration")
 MEMORY = ("recompute_activations", "activations_checkpoint_method")  # other names of two flags
 PARALLEL = ("overlap_grad_reduce", "data_parallel_sharding_strategy", "use_distributed_optimizer",
             "use_megatron_fsdp", "overlap_param_gather")
@@ -40,18 +42,25 @@ REST = ("preset", "device", "distributed_timeout_minutes", "local_rank", "log_in
 PRECISION = ("bf16", "accumulate_allreduce_grads_in_fp32", "fp8_recipe", *DELAYED_ONLY)
 # The piece that each recipe needs besides fp8.py, and the exercise of lab 13 that builds it.
 RECIPES = {"delayed": ("delayed", 3), "blockwise": ("blocks", 6), "mxfp8": ("mx", 7)}
+UNTIED = "--untie-embeddings-and-output-weights"
 # What your llama.py is, as flags of pretrain_gpt.py. It has no dropout in attention.
 LLAMA = {"swiglu": True, "normalization": "RMSNorm", "position_embedding_type": "rope",
          "rotary_percent": 1.0, "untie_embeddings_and_output_weights": True,
          "add_bias_linear": False, "attention_dropout": 0.0}
 # The files of every run of it.
 OWN_MODEL = ("tensor_parallel", "heads", "vocabulary", "randomness", "llama", "grad_norm")
+# The files of every pipeline, and the file and the function for each name of --schedule.
+STAGES = ("stage", "llama_stage", "program", "pipeline")
+SCHEDULES = {"gpipe": ("gpipe", "gpipe"), "1f1b": ("one_f_one_b", "one_f_one_b"),
+             "interleaved": ("interleaved", "interleaved"), "zb-h1": ("zero_bubble", "zb_h1"),
+             "zb-h2": ("zero_bubble_2", "zb_h2")}
 # The files of ZeRO's stages (Rajbhandari et al. 2020), each of which extends the one before, and
 # what all of them need.
 ZERO = ("zero", "zero2", "zero3")
 SHARDED = ("shards", "clipping")
-USED = frozenset((*MODEL, *BATCH, *OPTIMIZATION, *DATA, *MEMORY, *PARALLEL, *CHECKPOINTS, *REST,
-                  *PRECISION, *(name for piece in pieces.PIECES.values() for name in piece.flags)))
+USED = frozenset((*MODEL, *BATCH, *OPTIMIZATION, *DATA, *MEMORY, *PARALLEL, *PIPELINE, *CHECKPOINTS,
+                  *REST, *PRECISION,
+                  *(name for piece in pieces.PIECES.values() for name in piece.flags)))
 # The loop has no validation, so the only value it accepts is the one that turns validation off.
 NO_VALIDATION = {"eval_iters": 0}
 
@@ -92,7 +101,12 @@ class LoopConfig(Config):
     @property
     def has_own_model(self) -> bool:
         """Return whether the model is your llama.py: the only one that several ranks can share."""
-        return self.own_model or self.tensor_model_parallel_size > 1
+        return self.own_model or self.tensor_model_parallel_size > 1 or self.has_pipeline
+
+    @property
+    def has_pipeline(self) -> bool:
+        """Return whether your executor runs the model's stages."""
+        return self.pipeline_model_parallel_size > 1
 
     @property
     def replicates_query_groups(self) -> bool:
@@ -143,11 +157,8 @@ def _check_used(given: LoopConfig) -> None:
         value = getattr(given, name)
         if one.derived or name in USED or value in (one.default, NO_VALIDATION.get(name)):
             continue
-        piece = pieces.needed_by(name)
-        problem = (": my_trainer.py does not use this flag;" if piece is None else
-                   f" needs {piece.shown}, which is planned for {piece.lab}; until then,")
-        raise UserError(f"{_shown(given, name)}{problem} leave it out, or pass it to "
-                        "megatron/Megatron-LM/pretrain_gpt.py")
+        raise UserError(f"{_shown(given, name)}: my_trainer.py does not use this flag; leave it "
+                        "out, or pass it to megatron/Megatron-LM/pretrain_gpt.py")
 
 
 def _shown(config: LoopConfig, name: str) -> str:
@@ -286,14 +297,18 @@ def _check_own_model(config: LoopConfig) -> None:
                             "heads as queries; nearest: leave out --group-query-attention")
         return
     chosen, table = shown_own_model(config), table_of(LoopConfig)
-    others = [name for name, value in LLAMA.items() if getattr(config, name) != value]
+    others = [name for name, value in LLAMA.items() if getattr(config, name) != value
+              # Your tied.py needs the two ends on two ranks.
+              and not (name == "untie_embeddings_and_output_weights" and config.has_pipeline)]
     if others:
         raise UserError(f"{chosen} trains mytrainer/llama.py, which is a Llama; add "
                         f"{llama_flags(others)}")
     refused = {name: "your own model does not support it" for name in (
         "fp16", "autocast", "fp8_format", "tiled_attention", "activation_memory_mb",
         "offload_activations", "samples_per_rank", "save", "load", "log_num_zeros_in_grad")}
-    if size > 1:
+    if config.has_pipeline:
+        refused |= _refused_by_pipelines(config)
+    elif size > 1:
         refused |= dict.fromkeys(("data_parallel_sharding_strategy", "use_distributed_optimizer"),
                                  "the files of lab 08 shard parameters over all ranks")
     if config.sequence_parallel:
@@ -306,6 +321,25 @@ def _check_own_model(config: LoopConfig) -> None:
                             f"{_shown(config, name)}")
 
 
+def _refused_by_pipelines(config: LoopConfig) -> dict[str, str]:
+    """Return what is refused with pipeline stages, and why, and so by any sharding but ZeRO-1."""
+    refused = {"overlap_grad_reduce": "your executor runs all backward passes of a step in one "
+               "call", "ring_all_reduce": "your collectives.py uses the group of all ranks"}
+    if config.hidden_dropout:
+        refused["recompute_granularity"] = (
+            f"with {_shown(config, 'hidden_dropout')}, a recomputed layer would have the masks of "
+            "another micro-batch")
+    sharing = ("ZeRO-1 needs stages of one rank, and two matrices at the ends: "
+               "--tensor-model-parallel-size 1 --untie-embeddings-and-output-weights")
+    if config.zero_stage > 1:
+        sharing = "only the optimizer state can be sharded; your executor needs whole gradients"
+    if (config.zero_stage > 1 or config.tensor_model_parallel_size > 1
+            or not config.untie_embeddings_and_output_weights):
+        refused |= dict.fromkeys(("data_parallel_sharding_strategy", "use_distributed_optimizer"),
+                                 sharing)
+    return refused
+
+
 def llama_flags(names: Iterable[str] = LLAMA) -> str:
     """Return the flags that describe your llama.py, or some of them, as on the command line."""
     table = table_of(LoopConfig)
@@ -316,6 +350,8 @@ def llama_flags(names: Iterable[str] = LLAMA) -> str:
 
 def shown_own_model(config: LoopConfig) -> str:
     """Return the flag that asks for your own model, as on the command line."""
+    if config.has_pipeline:
+        return _shown(config, "pipeline_model_parallel_size")
     return ("--own-model" if config.tensor_model_parallel_size == 1 else
             _shown(config, "tensor_model_parallel_size"))
 
@@ -389,11 +425,22 @@ def require_pieces(config: LoopConfig, wrapper: type) -> None:
 
 def _require_own_model(config: LoopConfig) -> None:
     """Raise UserError unless all files of your own model exist."""
-    for name in OWN_MODEL:
+    needed = dict.fromkeys(OWN_MODEL, shown_own_model(config))
+    if config.has_pipeline:
+        needed |= dict.fromkeys(STAGES, shown_own_model(config))
+        if not config.untie_embeddings_and_output_weights:
+            needed["tied"] = f"{shown_own_model(config)} without {UNTIED}"
+        if config.schedule in SCHEDULES:
+            needed[SCHEDULES[config.schedule][0]] = _shown(config, "schedule")
+        if config.schedule.startswith("zb-"):
+            needed["split_backward"] = _shown(config, "schedule")
+    for name, chosen in needed.items():
         if pieces.load(name) is None:
             piece = pieces.PIECES[name]
-            raise UserError(f"{shown_own_model(config)} needs {piece.shown}, which you write in "
-                            f"{piece.lab}; until then, leave the flag out")
+            nearest = ("choose --schedule gpipe, of lab 10" if chosen == _shown(config, "schedule")
+                       else f"add {UNTIED}" if name == "tied" else "leave the flag out")
+            raise UserError(f"{chosen} needs {piece.shown}, which you write in {piece.lab}; until "
+                            f"then, {nearest}")
 
 
 def _missing_for_recipe(config: Config, fp8: ModuleType) -> str | None:

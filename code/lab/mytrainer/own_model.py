@@ -6,9 +6,9 @@ parameter has the values of the same parameter in pretrain_gpt.py, so losses can
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -36,24 +36,81 @@ FUSED = {"attention.query": "self_attention.linear_qkv", "mlp.gate": "mlp.linear
          "attention.value": "self_attention.linear_qkv"}
 
 
-def connect_grid(config: LoopConfig) -> Grid:
-    """Return this rank's grid: neighboring ranks share a model, and the others have other samples.
+@dataclass(frozen=True)
+class OwnGrid(Grid):
+    """The process grid, and the groups of a pipeline's sends and receives.
 
-    All ranks call it, after they have joined the default process group.
+    Attributes:
+        links: the ranks of this pipeline in the order of its stages, as two groups: "F" for hidden
+            states, and "B" for their gradients; empty without a pipeline.
+        ends: the first and the last of these ranks; None on other stages.
+    """
+
+    links: Mapping[str, dist.ProcessGroup] = field(default_factory=dict)
+    ends: dist.ProcessGroup | None = None
+
+
+def connect_grid(config: LoopConfig) -> OwnGrid:
+    """Return this rank's grid: neighboring ranks share a stage, and the others have other samples
+    or, furthest apart, other stages.
+
+    With a pipeline, your grid.py creates the groups, if it exists. All ranks call this function,
+    after they have joined the default process group.
     """
     rank, ranks, sizes = dist.get_rank(), dist.get_world_size(), axis_sizes(config)
     alone = Group((rank,), 0, None)
+    made = pieces.load("grid") if sizes["pp"] > 1 else None
+    if made is not None:
+        return grid_of(made.Grid(sizes["tp"], sizes["pp"]), sizes)
 
     def along(axis: str) -> Group:
-        if sizes[axis] == 1:
+        groups = groups_along(axis, sizes)
+        if len(groups[0]) == 1:
             return alone
-        if sizes[axis] == ranks:  # the default group is one, and another would connect again
+        if len(groups) == 1:  # the default group is one, and another would connect again
             return Group(tuple(range(ranks)), rank, dist.group.WORLD)
-        return make_group(groups_along(axis, sizes), backend=None)
+        return make_group(groups, backend=None)
 
-    tp, dp = along("tp"), along("dp")
-    groups = dict.fromkeys(GROUPS, alone) | {"tp": tp, "model": tp, "dp": dp, "replicas": dp}
-    return Grid(rank, ranks, **groups)
+    tp, dp, pp, model = (along(axis) for axis in ("tp", "dp", "pp", "model"))
+    named = dict.fromkeys(GROUPS, alone) | {"tp": tp, "model": model, "dp": dp, "replicas": dp,
+                                            "pp": pp}
+    if pp.size == 1:
+        return OwnGrid(rank, ranks, **named)
+    pipelines = groups_along("pp", sizes)
+    ends = make_group([(stages[0], stages[-1]) for stages in pipelines], backend=None)
+    links = {"F": pp.process_group, "B": make_group(pipelines, backend=None).process_group}
+    return OwnGrid(rank, ranks, **named, links=links,
+                   ends=None if ends is None else ends.process_group)
+
+
+def grid_of(made: object, sizes: Mapping[str, int]) -> OwnGrid:
+    """Return the grid of your grid.py. Raises UserError if it has groups of other ranks.
+
+    Args:
+        made: your Grid.
+        sizes: the number of ranks along each axis.
+    """
+    rank, right = dist.get_rank(), {}
+    for axis in ("tp", "dp", "pp", "model"):
+        right[axis] = next(group for group in groups_along(axis, sizes) if rank in group)
+    found = {"tp": made.tensor, "dp": made.data, "pp": made.links["F"], "model": made.model}
+    names = {"tp": "tensor", "dp": "data", "pp": 'links["F"]', "model": "model"}
+    named = {}
+    for axis, group in (*found.items(), ("pp", made.links["B"])):
+        ranks = tuple(dist.get_process_group_ranks(group))
+        if ranks != right[axis]:
+            raise UserError(f"mytrainer/grid.py: {names[axis]} of Grid({sizes['tp']}, "
+                            f"{sizes['pp']}) has the ranks {listed_ranks(ranks)} on rank {rank} "
+                            f"instead of {listed_ranks(right[axis])}")
+        named[axis] = Group(ranks, ranks.index(rank), group)
+    alone = Group((rank,), 0, None)
+    return OwnGrid(rank, dist.get_world_size(), **(dict.fromkeys(GROUPS, alone) | named | {
+        "replicas": named["dp"]}), links=made.links, ends=made.ends)
+
+
+def listed_ranks(ranks: Iterable[int]) -> str:
+    """Return ranks as text."""
+    return ", ".join(map(str, ranks))
 
 
 @contextmanager
@@ -106,10 +163,10 @@ class OwnLlama(nn.Module):
         with (default_group(world), torch.device(ctx.device.torch_device),
               default_dtype(params_dtype(config))):
             self.region = region_class(config)(group_of(ctx.grid.tp))
-            self.llama = pieces.load("llama").Llama(shape_of(config, vocab_size), self.region)
+            self.llama = self._build(shape_of(config, vocab_size))
         if ctx.device.has_values:
             self._initialize(vocab_size)
-        save_memory(config, self.blocks)
+        self._save_memory()
         with default_group(world):
             self._compare_memory()
 
@@ -117,21 +174,34 @@ class OwnLlama(nn.Module):
     def blocks(self) -> list[nn.Module]:
         return list(self.llama.layers)
 
+    def _build(self, shape: SimpleNamespace) -> nn.Module:
+        return pieces.load("llama").Llama(shape, self.region)
+
+    @property
+    def parts(self) -> list[nn.Module]:
+        """The modules whose parameters have the names of the whole model's."""
+        return [self.llama]
+
     def _initialize(self, vocab_size: int) -> None:
         config = self.ctx.config
         if config.own_init:
-            pieces.load("randomness").initialize(self.llama, config.seed, config.init_method_std)
+            for part in self.parts:
+                pieces.load("randomness").initialize(part, config.seed, config.init_method_std)
             return
         full = ReferenceValues(self.ctx, vocab_size)
         with torch.no_grad():
-            for name, parameter in self.llama.named_parameters():
-                parameter.copy_(full[name][parameter.part])
+            for part in self.parts:
+                for name, parameter in part.named_parameters():
+                    parameter.copy_(full[name][parameter.part])
+
+    def _save_memory(self) -> None:
+        save_memory(self.ctx.config, self.blocks)
 
     def _compare_memory(self) -> None:
         """Print what your saved_bytes predicts for a layer, next to what your SavedBytes counts."""
         config, predict, meter = self.ctx.config, pieces.load("layer_memory"), pieces.load("saved")
         if predict is None or meter is None or config.hidden_dropout or (
-                config.recompute_granularity == "full"):
+                config.recompute_granularity == "full") or not self.blocks:
             return
         s, b, dtype = config.seq_length, config.micro_batch_size, params_dtype(config)
         sharing = self.region.size if config.sequence_parallel else 1
@@ -150,9 +220,7 @@ class OwnLlama(nn.Module):
     def forward(self, batch: MicroBatch) -> torch.Tensor:
         """Return the mean loss over the tokens of a micro-batch (fp32, one element)."""
         if batch.dropout is not None:
-            pieces.load("randomness").begin_micro_batch(
-                self.llama, batch.dropout.seed, batch.dropout.iteration,
-                batch.dropout.samples.tolist())
+            begin_dropout(self.llama, batch)
         with default_group(self.world):
             losses = self.llama(batch.tokens.t(), batch.labels.t())
         return (losses * batch.loss_mask.t()).sum() / batch.loss_mask.sum()
@@ -173,6 +241,12 @@ class OwnLlama(nn.Module):
         with default_group(self.world):
             pieces.load("heads").finish_gradients(parameters, self.region)
             return pieces.load("grad_norm").clip_grad_norm(parameters, largest, self.region)
+
+
+def begin_dropout(model: nn.Module, batch: MicroBatch) -> None:
+    """Give your Dropout layers the key and the samples of a micro-batch."""
+    pieces.load("randomness").begin_micro_batch(
+        model, batch.dropout.seed, batch.dropout.iteration, batch.dropout.samples.tolist())
 
 
 @contextmanager
@@ -222,6 +296,8 @@ class ReferenceValues:
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """Return a whole tensor. Raises UserError if pretrain_gpt.py has no such parameter."""
+        if name == "head.weight" and NAMES[name] not in self.specs:
+            name = "embedding.weight"  # tied
         if name in NAMES:
             return self._whole(NAMES[name])
         start, number, rest = (*name.split(".", 2), "", "")[:3]

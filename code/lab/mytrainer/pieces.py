@@ -105,18 +105,28 @@ PIECES = {piece.name: piece for piece in (
         "async_tensor_model_parallel_allreduce",)),
     Piece("grad_norm", "lab 09", ("clip_grad_norm",), "clipping of parts"),
     Piece("layer_memory", "lab 09", ("saved_bytes",), "layer memory"),
+    Piece("stage", "lab 10", ("Stage",), "passes of a stage"),
+    Piece("gpipe", "lab 10", ("one_by_one", "gpipe"), "GPipe"),
+    Piece("llama_stage", "lab 10", ("LlamaStage",), "part of the model"),
+    Piece("pipeline", "lab 10", ("BlockingLinks", "Pipeline"), "pipeline executor", (
+        "pipeline_model_parallel_size",)),
+    Piece("program", "lab 10", ("parse", "spell", "consumer", "add_communication"),
+          "sends and receives"),
+    Piece("p2p", "lab 10", ("Links",), "asynchronous sends"),
+    Piece("tied", "lab 10", ("TiedEnds",), "tied embedding"),
+    Piece("one_f_one_b", "lab 11", ("one_f_one_b",), "1F1B"),
+    Piece("split", "lab 11", ("best_split",), "layers per stage"),
+    Piece("interleaved", "lab 11", ("interleaved",), "interleaving", (
+        "num_layers_per_virtual_pipeline_stage",)),
+    Piece("grid", "lab 11", ("Grid",), "process groups"),
+    Piece("zero_bubble", "lab 12", ("zb_h1",), "ZB-H1"),
+    Piece("zero_bubble_2", "lab 12", ("zb_h2",), "ZB-H2"),
+    Piece("split_backward", "lab 12", ("linear", "SplitStage"), "weight gradients later"),
     Piece("delayed", "lab 13", ("DelayedScale",), "delayed scaling"),
     Piece("amaxes", "lab 13", ("share_amaxes",), "amaxes of all ranks"),
     Piece("fp8", "lab 13", ("Linear",), "FP8 linear layers", ("fp8_format",)),
     Piece("blocks", "lab 13", ("Blocks",), "block scales"),
     Piece("mx", "lab 13", ("MX",), "MXFP8"))}
-# The files that the trainer cannot use yet. Their flags are refused, and the error names the lab. A
-# lab that teaches the trainer to use a file moves its line up to PIECES.
-LATER = (
-    Piece("pipeline", "lab 10", (), "pipeline stages", ("pipeline_model_parallel_size",)),
-    Piece("schedules", "lab 11", (), "pipeline schedules", (
-        "schedule", "num_layers_per_virtual_pipeline_stage", "balance",
-        "pipeline_model_parallel_layout")))
 # Extended versions, which students write beside the file that works and then adopt.
 EXTENDED = {piece.name: piece for piece in (
     Piece(NEW + "train", "lab 05", ("train",), "loss scaling"),
@@ -136,15 +146,6 @@ def find(name: str) -> Piece:
     near = difflib.get_close_matches(name, known, n=1)
     raise LabError(f"{name}: no piece of {FOLDER}/ has this name; nearest: "
                    + (near[0] if near else ", ".join(PIECES)))
-
-
-def needed_by(flag: str) -> Piece | None:
-    """Return the piece that a flag needs, if it needs one.
-
-    Args:
-        flag: the flag, as a field of the command line.
-    """
-    return next((piece for piece in (*PIECES.values(), *LATER) if flag in piece.flags), None)
 
 
 def load(name: str) -> ModuleType | None:

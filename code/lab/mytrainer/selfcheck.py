@@ -12,7 +12,13 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lab.mytrainer import pieces, sharding_check, single_process, tensor_check
+from lab.mytrainer import (
+    pieces,
+    pipeline_check,
+    sharding_check,
+    single_process,
+    tensor_check,
+)
 from lab.mytrainer.single_process import RANKS, Wrong, short
 from labcore.errors import LabError
 from warmranks import RankError, RanksTimeout, record_ranks
@@ -356,6 +362,9 @@ TESTS = {"collectives": single_process.test_collectives, "ddp": single_process.t
          "sequence_parallel": tensor_check.test_sequence_parallel,
          "tp_overlap": tensor_check.test_tp_overlap, "grad_norm": tensor_check.test_grad_norm,
          "layer_memory": tensor_check.test_layer_memory,
+         **{name: getattr(pipeline_check, f"test_{name}") for name in (
+             "stage", "gpipe", "llama_stage", "pipeline", "program", "p2p", "tied", "one_f_one_b",
+             "interleaved", "grid", "zero_bubble", "zero_bubble_2", "split_backward")},
          "delayed": test_delayed,
          "amaxes": test_amaxes, "fp8": test_fp8, "blocks": test_blocks, "mx": test_mx,
          "new/train": single_process.test_new_train, "new/ddp": single_process.test_new_ddp}

@@ -12,6 +12,7 @@ from itertools import accumulate, pairwise
 import torch.distributed as dist
 from torch import nn
 
+from minimegatron.arguments import Config
 from minimegatron.context import Context
 from minimegatron.errors import SharedError
 from minimegatron.model.gpt import Stage
@@ -32,9 +33,14 @@ def load_schedule(ctx: Context) -> Schedule:
 
 def build_chunks(ctx: Context, vocab_size: int) -> list[Stage]:
     """Build this rank's chunks: the first virtual stage embeds, the last one computes the loss."""
-    layers = [range(*ends) for ends in pairwise(accumulate(ctx.config.layers_per_chunk, initial=0))]
+    layers = layer_numbers(ctx.config)
     return [Stage(ctx, vocab_size, layers[at], is_first=at == 0, is_last=at == len(layers) - 1)
             for at in range(ctx.grid.pp.index, len(layers), ctx.grid.pp.size)]
+
+
+def layer_numbers(config: Config) -> list[range]:
+    """Return the numbers of the layers of every virtual stage, in the order of the model."""
+    return [range(*ends) for ends in pairwise(accumulate(config.layers_per_chunk, initial=0))]
 
 
 def as_module(chunks: Sequence[Stage]) -> nn.Module:

@@ -400,16 +400,6 @@ def test_flags_that_the_loop_would_ignore_are_refused(monkeypatch, flags, messag
         parsed(monkeypatch, f"{MODEL}{TRAINING}--micro-batch-size 2 {flags} ", 2)
 
 
-@pytest.mark.parametrize(("flags", "file"), [
-    # 3 does not divide the number of ranks, which is not what the student has to know first.
-    ("--pipeline-model-parallel-size 3", "pipeline.py, which is planned for lab 10"),
-    ("--num-layers-per-virtual-pipeline-stage 1", "schedules.py, which is planned for lab 11")])
-def test_a_flag_of_a_later_lab_names_the_lab(monkeypatch, flags, file):
-    message = f"^--.* needs mytrainer/{file}; until then, leave it out, or pass it to "
-    with pytest.raises(UserError, match=message):
-        parsed(monkeypatch, f"{MODEL}{TRAINING}--micro-batch-size 2 {flags} ", 2)
-
-
 @pytest.mark.parametrize(("flags", "present", "missing"), [
     ("--recompute-activations", [], "checkpointing"), ("--tiled-attention", [], "attention"),
     ("--offload-activations", [], "offload"),
@@ -424,13 +414,12 @@ def test_a_flag_of_lab_06_names_the_file_that_is_missing(monkeypatch, student, f
 
 
 def test_every_flag_of_the_loop_and_of_a_file_exists():
-    from lab.mytrainer.pieces import LATER, PIECES
+    from lab.mytrainer.pieces import PIECES
     from minimegatron.arguments.flag import table_of
 
     flags = set(table_of(ours.LoopConfig))
     assert ours.USED | set(ours.NO_VALIDATION) <= flags
-    assert flags.issuperset(flag for piece in (*PIECES.values(), *LATER) for flag in piece.flags)
-    assert ours.USED.isdisjoint(flag for piece in LATER for flag in piece.flags)
+    assert flags.issuperset(flag for piece in PIECES.values() for flag in piece.flags)
     assert ours.USED.issuperset(flag for piece in PIECES.values() for flag in piece.flags)
 
 

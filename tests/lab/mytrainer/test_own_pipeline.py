@@ -1,0 +1,159 @@
+"""The files of labs 10 to 12 in my_trainer.py: what they compute, and what they need."""
+
+import re
+import shlex
+
+import pytest
+
+from lab.mytrainer import flags as ours
+from lab.mytrainer import selfcheck
+from lab.mytrainer.pieces import PIECES
+from minimegatron.errors import UserError
+from pipeline_schedules import Action, timeline_of
+from tests.lab.mytrainer.conftest import MODEL, TRAINING
+from tests.lab.mytrainer.test_own_model import FILES as LLAMA_FILES
+from tests.lab.mytrainer.test_own_model import GROUPS, LLAMA
+
+pytestmark = pytest.mark.slow
+
+FILES = (*LLAMA_FILES, "stage", "llama_stage", "program", "pipeline")
+DEEP = MODEL.replace("--num-layers 2", "--num-layers 4")
+STEPS = TRAINING.replace("--train-iters 32", "--train-iters 4 --lr-decay-iters 32")
+TIED = LLAMA.replace("--untie-embeddings-and-output-weights ", "")
+PP2, TP2 = "--pipeline-model-parallel-size 2 ", "--tensor-model-parallel-size 2 "
+PP4 = PP2.replace("2", "4")
+ZERO = "--use-megatron-fsdp --data-parallel-sharding-strategy optim "
+
+
+@pytest.fixture(scope="session")
+def right(train, dataset):
+    """Loss and gradient norm of pretrain_gpt.py on one rank, untied and tied."""
+    runs = {}
+    for flags in (LLAMA, TIED):
+        run = train(f"{STEPS}{flags}{GROUPS}--micro-batch-size 2", base=DEEP + dataset.flags)
+        runs[flags] = run.column("lm loss"), run.column("grad norm")
+    return runs
+
+
+STRESS = pytest.mark.stress
+
+
+@pytest.mark.parametrize(("model", "flags", "ranks", "rel"), [
+    (LLAMA, PP2 + TP2 + "--schedule gpipe --sequence-parallel", 4, 1e-5),
+    (TIED, PP2 + "--schedule 1f1b", 4, 1e-5),
+    (LLAMA, PP2 + "--num-layers-per-virtual-pipeline-stage 1", 4, 1e-5),
+    *(pytest.param(*one, marks=STRESS) for one in (
+        (LLAMA, PP4 + "--schedule gpipe", 4, 1e-5),
+        (TIED, PP4 + "--schedule 1f1b", 4, 1e-5),
+        (TIED, PP2 + TP2, 4, 1e-5),
+        (LLAMA, PP2 + "--balance 1-3 --recompute-granularity full --recompute-method uniform", 2,
+         1e-5),
+        (LLAMA, PP2 + ZERO, 4, 1e-5), (LLAMA, PP2 + "--bf16", 4, 3e-3)))])
+def test_losses_and_gradient_norms_are_the_trainers(
+        my_trainer, student, dataset, right, model, flags, ranks, rel):
+    student.solve(*FILES, "p2p", "tied", "gpipe", "one_f_one_b", "interleaved", "ddp",
+                  "checkpointing", "states", "precision", "shards", "zero", "clipping")
+    run = my_trainer(f"{DEEP}{STEPS}{model}{GROUPS}--micro-batch-size 2 {dataset.flags} {flags}",
+                     ranks)
+    assert run.column("lm loss") == pytest.approx(right[model][0], rel=rel)
+    assert run.column("grad norm") == pytest.approx(right[model][1], abs=1.01e-3 if rel < 1e-4 else
+                                                    0.03)
+
+
+def test_the_timeline_of_a_step_shows_the_stages(my_trainer, student, dataset, tmp_path):
+    student.solve(*FILES, "p2p", "gpipe", "ddp")
+    run = my_trainer(f"{DEEP}{STEPS}{LLAMA}{GROUPS}--micro-batch-size 2 {dataset.flags} {PP2}"
+                     f"--schedule gpipe --timeline {tmp_path} --timeline-iteration 2", 4)
+    assert f" timeline of iteration 2 written to {tmp_path}/timeline.json: bubble" in run.out
+    spans = timeline_of(tmp_path).spans
+    assert [[str(Action(*span[:3])) for span in stage] for stage in spans.values()] == [
+        ["F0", "F1", "F2", "F3", "B3", "B2", "B1", "B0"]] * 2
+
+
+def test_a_grid_of_other_ranks_is_refused(my_trainer, student, dataset):
+    student.solve(*FILES, "gpipe", "ddp")
+    student.write("grid", """import torch.distributed as dist
+
+
+class Grid:
+    def __init__(self, tensor, pipeline):
+        rank = dist.get_rank()
+        pairs = [dist.new_group([first, first + 1]) for first in (0, 2)]
+        alone = [dist.new_group([one]) for one in range(4)]
+        self.tensor, self.data, self.model = alone[rank], pairs[rank // 2], pairs[rank // 2]
+        self.links, self.ends = {"F": pairs[rank // 2], "B": pairs[rank // 2]}, pairs[rank // 2]
+""")
+    run = my_trainer(f"{DEEP}{STEPS}{LLAMA}{GROUPS}--micro-batch-size 2 {dataset.flags} {PP2}"
+                     "--schedule gpipe", 4, code=1)
+    assert ('mytrainer/grid.py: links["F"] of Grid(1, 2) has the ranks 0, 1 on rank 0 instead of '
+            "0, 2" in run.err)
+
+
+def test_a_schedule_that_cannot_run_is_refused(my_trainer, student, dataset):
+    student.solve(*FILES)
+    student.write("gpipe", "def gpipe(stages, micro_batches):\n    return [['F0', 'B0']] * stages\n"
+                  "\n\ndef one_by_one(stages, micro_batches): ...\n")
+    run = my_trainer(f"{DEEP}{STEPS}{LLAMA}{GROUPS}--micro-batch-size 2 {dataset.flags} {PP2}"
+                     "--schedule gpipe", 2, code=1)
+    assert "mytrainer/gpipe.py: no stage runs micro-batch 1, 2, 3" in run.err
+
+
+BASE = f"--lr 1e-3 {DEEP}{GROUPS}--micro-batch-size 2 --train-iters 1 --eval-iters 0 "
+REFUSED = [
+    (LLAMA + "--overlap-grad-reduce", "--overlap-grad-reduce with --pipeline-model-parallel-size "
+     "2: your executor runs all backward passes of a step in one call; nearest: leave out "
+     "--overlap-grad-reduce"),
+    (LLAMA + ZERO.replace("optim", "optim_grads"), "only the optimizer state can be sharded"),
+    (LLAMA + TP2 + "--use-distributed-optimizer", "ZeRO-1 needs stages of one rank"),
+    (TIED + "--use-distributed-optimizer", "and two matrices at the ends"),
+    (LLAMA + "--fp16", "--fp16 with --pipeline-model-parallel-size 2: your own model does not"),
+    (LLAMA + "--hidden-dropout 0.1 --recompute-granularity full --recompute-method uniform",
+     "with --hidden-dropout 0.1, a recomputed layer would have the masks of another micro-batch"),
+    (LLAMA + "--balance 3-2", "--balance 3-2 adds up to 5 layers"),
+    ("--swiglu --group-query-attention", "--pipeline-model-parallel-size 2 trains mytrainer/llama.py, which is a Llama; "
+     "add --normalization RMSNorm --position-embedding-type rope --disable-bias-linear")]
+
+
+@pytest.mark.parametrize(("flags", "problem"), REFUSED)
+def test_what_a_pipeline_cannot_do_is_refused(monkeypatch, dataset, flags, problem):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(UserError, match=re.escape(problem)):
+        ours.parse(shlex.split(f"{BASE}{dataset.flags} {PP2}{flags}"))
+
+
+@pytest.mark.parametrize(("flags", "absent", "problem"), [
+    (LLAMA, "pipeline", "--pipeline-model-parallel-size 2 needs mytrainer/pipeline.py, which you "
+     "write in lab 10; until then, leave the flag out"),
+    (TIED, "tied", "--pipeline-model-parallel-size 2 without --untie-embeddings-and-output-weights "
+     "needs mytrainer/tied.py, which you write in lab 10; until then, add --untie"),
+    (LLAMA, "one_f_one_b", "--schedule 1f1b needs mytrainer/one_f_one_b.py, which you write in lab "
+     "11; until then, choose --schedule gpipe"),
+    (LLAMA + "--schedule zb-h1", "split_backward", "--schedule zb-h1 needs "
+     "mytrainer/split_backward.py, which you write in lab 12")])
+def test_a_missing_file_names_its_lab(monkeypatch, student, dataset, flags, absent, problem):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    student.solve(*(name for name in (*FILES, "tied", "one_f_one_b", "zero_bubble",
+                                      "split_backward") if name != absent))
+    config = ours.parse(shlex.split(f"{BASE}{dataset.flags} {PP2}{flags}"))
+    with pytest.raises(UserError, match=f"^{re.escape(problem)}"):
+        ours.require_pieces(config, object)
+
+
+@pytest.mark.parametrize(("name", "old", "new", "message"), [
+    ("stage", "self.in_flight.pop(key)", "self.in_flight[key]",
+     "after the backward passes, in_flight still has 8 micro-batches"),
+    ("gpipe", "reversed(range(micro_batches))", "range(1, micro_batches)", "gpipe: stage 0"),
+    ("llama_stage", "* data.loss_mask).sum() / data.loss_mask.sum()", ").mean()", "the loss"),
+    ("pipeline", "return weights[number] * y", "return y", "the loss on rank 1"),
+    ("program", 'programs[stage].append(f"send {action} to {target[0]}")',
+     'programs[stage].insert(0, f"send {action} to {target[0]}")', "KeyError"),
+    ("p2p", "return dist.irecv(tensor, group_src=stage, group=self.groups[kind])",
+     'return dist.irecv(tensor, group_src=stage, group=self.groups["B"])',
+     "two ranks never finish"),
+    ("tied", "        dist.all_reduce(self.weight.grad, group=self.group)\n", "        pass\n",
+     "its gradient is")])
+def test_a_wrong_piece_fails_its_self_check(student, name, old, new, message):
+    student.solve(*FILES)
+    student.change(name, old, new)
+    problem = selfcheck.problem(PIECES[name])
+    assert message in problem

@@ -1375,9 +1375,10 @@ for count, values in peaks.items():
 check.compare("change of stage 1's peak (modeled)", guess_memory, peaks[16][1] / peaks[4][1])
 
 # %% [markdown]
-# Every stage holds the activations of **all** $m$ micro-batches at once, the whole mini-batch's. Splitting it more
-# finely does not save memory, although the pipeline wants it split finely. The last stage peaks differently, because it
-# also computes the loss.
+# Every stage holds the activations of **all** $m$ micro-batches at once, the whole mini-batch's. Splitting it more finely
+# saves almost nothing, although the pipeline wants it split finely. What shrinks are the tensors of a single pass: a
+# backward pass needs gradients of hidden states besides all that is in flight, and a smaller micro-batch has smaller
+# ones. The last stage needs more, because it also computes the loss.
 #
 # GPipe therefore came with **activation checkpointing**: a stage saves only its *input* for each micro-batch, and
 # recomputes the rest just before the backward pass. That adds a third to the computation if a backward pass takes twice as
@@ -1789,6 +1790,9 @@ with check.parts():
 # of GPipe with 8 micro-batches is $3/11 = 27\%$. Here is the same schedule with your executor and blocking links:
 
 # %% tags=["explore"]
+DEPTH = 12  # matrices per stage
+
+
 def simulated_and_modeled(links, schedules):
     """Print the simulated and the modeled bubble of schedules on four virtual H100s."""
     seconds = {}
@@ -1796,7 +1800,7 @@ def simulated_and_modeled(links, schedules):
         count = len(schedule[0]) // 2
         work = run_alone(count)
         (last, *_) = sorted((rank.value for rank in virtualgpu.run(
-            lambda schedule=schedule, count=count: gpu_pipeline(None, count, given=schedule, links=links), "h100:1", nodes=4)), reverse=True)
+            lambda schedule=schedule, count=count: gpu_pipeline(None, count, layers=DEPTH, given=schedule, links=links), "h100:1", nodes=4)), reverse=True)
         simulated = float(simulate(parse_schedule(schedule), CLOCK).bubble_fraction)
         seconds[name] = last
         print(f"{name:16} {last:6.1f} ms, bubble {result(f'{1 - work / last:.1%}')} (modeled), {simulated:.1%} simulated")
@@ -1805,7 +1809,7 @@ def simulated_and_modeled(links, schedules):
 
 def run_alone(count):
     """Return the milliseconds that a stage computes in a step: what it takes on a GPU by itself, without a bubble."""
-    return virtualgpu.run(lambda: gpu_pipeline(None, count, given=[[f"{kind}{one}" for kind in "FB" for one in range(count)]]), "h100")[0].value
+    return virtualgpu.run(lambda: gpu_pipeline(None, count, layers=DEPTH, given=[[f"{kind}{one}" for kind in "FB" for one in range(count)]]), "h100")[0].value
 
 
 FOUR = {"GPipe": [[f"F{k}" for k in range(8)] + [f"B{k}" for k in range(8)]] * 4,
@@ -1816,8 +1820,8 @@ blocking = simulated_and_modeled("BlockingLinks", FOUR)
 
 # %% [markdown]
 # A GPU that sends does not compute, and a GPU that waits for a receiver does not, either. Each boundary makes both of
-# its stages wait for each other, once per transfer. The simulation assumes that a tensor travels while both stages
-# compute something else.
+# its stages wait for each other, once per transfer. The other schedule makes more of it, because its stages alternate
+# between both directions. The simulation assumes that a tensor travels while both stages compute something else.
 #
 # ## Sends that do not block
 #
@@ -2068,8 +2072,9 @@ for name in FOUR:
     print(f"{name:16} {result(f'{1 - overlapped[name] / blocking[name]:.0%}')} faster than with blocking sends (modeled)")
 
 # %% [markdown]
-# What remains above the simulated bubble is the transfers that nothing can hide: the first micro-batch has to travel
-# through all boundaries, and so has the last gradient. The simulation has no network.
+# What remains above the simulated bubble are transfers that nothing can hide. The first micro-batch has to travel
+# through all boundaries before the last stage can begin, and so has the last gradient. And wherever a stage waits for
+# the result of its neighbor's latest action, it waits for the network, too. The simulation has no network.
 #
 # If shapes were negotiated, each transfer would begin with a header. The receiver's host would have to *read* it before
 # it could allocate the buffer, so it would wait for the GPU each time, and could not queue any work behind it. That is
@@ -2324,7 +2329,14 @@ if step_time([1], [1], 1):
 # Your trainer can use all of this now. `code/my_trainer.sh` starts two ranks on each of two nodes. With
 # `--pipeline-model-parallel-size 2`, a replica of your Llama has two stages. Your DDP of lab 04 averages the gradients
 # of the two replicas: PP 2 x DP 2. The parameters begin with the values that `pretrain_gpt.py` gives them, so the losses
-# can be compared with those of one process:
+# can be compared with those of one process. Your executor runs all backward passes of a step in one call, so the
+# gradients are all-reduced after the last of them, and the script does without `--overlap-grad-reduce`.
+# If your `train.py` has no argument `clip` (lab 09), the next cell replaces it with the course's, and keeps yours as
+# `train.mine.py`:
+
+# %% tags=["explore"]
+if "clip=" not in pieces.find("train").path.read_text():
+    print("\n".join(worked.install(pieces.find("new/train"), force=True)))
 
 # %% tags=["explore"] short={"--train-iters 20": "--train-iters 3"}
 FLAGS = ("--device cpu --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 "
@@ -2333,7 +2345,8 @@ FLAGS = ("--device cpu --num-layers 2 --hidden-size 64 --num-attention-heads 4 -
          "--micro-batch-size 1 --global-batch-size 8 --train-iters 20 --lr 1e-3 --min-lr 1e-5 --lr-warmup-fraction 0.2 "
          "--lr-decay-style cosine --clip-grad 1.0 --log-interval 1 --eval-iters 0 --split 949,50,1 "
          "--data-path data/bpe-4096/text_document --vocab-file data/bpe-4096/vocab.json --merge-file data/bpe-4096/merges.txt")
-!sbatch --output=megatron/logs/mine_pp.txt code/my_trainer.sh {FLAGS} --pipeline-model-parallel-size 2 --schedule gpipe
+!sed 's/ --overlap-grad-reduce//' code/my_trainer.sh > code/my_pipeline.sh
+!sbatch --output=megatron/logs/mine_pp.txt code/my_pipeline.sh {FLAGS} --pipeline-model-parallel-size 2 --schedule gpipe
 !OMP_NUM_THREADS=1 python megatron/Megatron-LM/pretrain_gpt.py {FLAGS} > megatron/logs/reference_llama.txt
 
 # %% tags=["explore"]
@@ -2482,7 +2495,7 @@ for mode in ("never", "always", "except_last"):
 
 # %% tags=["explore"]
 !scancel --quiet {one_at_a_time.job}
-!rm -rf megatron/timeline/one_at_a_time megatron/logs/mine_pp.txt megatron/logs/reference_llama.txt
+!rm -rf code/my_pipeline.sh megatron/timeline/one_at_a_time megatron/logs/mine_pp.txt megatron/logs/reference_llama.txt
 !squeue
 
 # %% [markdown]

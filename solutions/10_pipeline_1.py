@@ -242,6 +242,13 @@ def stage_alone(times, tokens, width, layers):
             del y
 
 # %% tags=["check-setup"]
+def in_one_number(grad):
+    """Return the scalar product of a gradient with sines."""
+    from lablib import tensor
+
+    return float((grad.detach() * tensor.sines(grad.shape, 2.0)).sum())
+
+
 def parts_of_one_process(sizes, layers, seeds, width):
     """Train a model in one process; return the micro-batches' losses, the gradients of their hidden states, and all parts' gradients.
 
@@ -268,8 +275,8 @@ def parts_of_one_process(sizes, layers, seeds, width):
         loss = (x - tensor.sines((size, width), 50.0 + number)).square().mean()
         (loss * size / sum(sizes)).backward()
         losses.append(loss.item())
-        hidden.append([tensor.projected(one.grad) for one in between[:-1]])
-    return losses, hidden, [[tensor.projected(weight.grad) for weight in part] for part in weights]
+        hidden.append([in_one_number(one.grad) for one in between[:-1]])
+    return losses, hidden, [[in_one_number(weight.grad) for weight in part] for part in weights]
 
 # %% check="stage" points=5
 ORDERS = [{"order": "F0 F1 B0 B1", "sizes": [2, 1], "seeds": [1.0, 2.0]},
@@ -470,21 +477,17 @@ def gpipe(stages, micro_batches):
 
 # %% tags=["driver"]
 def written_one_by_one(stages, micro_batches):
-    """Return the schedule of gpipe.py as it is now."""
-    import runpy
+    """Return the schedule of gpipe.py."""
+    from mytrainer.gpipe import one_by_one
 
-    import mytrainer.gpipe
-
-    return runpy.run_path(mytrainer.gpipe.__file__)["one_by_one"](stages, micro_batches)
+    return one_by_one(stages, micro_batches)
 
 
 def written_gpipe(stages, micro_batches):
-    """Return the schedule of gpipe.py as it is now."""
-    import runpy
+    """Return the schedule of gpipe.py."""
+    from mytrainer.gpipe import gpipe
 
-    import mytrainer.gpipe
-
-    return runpy.run_path(mytrainer.gpipe.__file__)["gpipe"](stages, micro_batches)
+    return gpipe(stages, micro_batches)
 
 # %% check="gpipe" points=4
 with check.parts():
@@ -813,7 +816,7 @@ def llama_of_one_process(layers, seed, tokens, labels, mask):
     counted = torch.tensor(mask).flatten()
     loss = (losses * counted).sum() / counted.sum()
     loss.backward()
-    return [loss.item(), *(tensor.projected(weights[name].grad) for name in sorted(weights))]
+    return [loss.item(), *(in_one_number(weights[name].grad) for name in sorted(weights))]
 
 
 def names_of_stages(split):
@@ -852,7 +855,7 @@ with check.parts():
             -0.06786509]]], [[[["embedding.weight"], ["head.weight", "layers.0.weight", "norm.weight"]],
             [["VocabParallelEmbedding"], ["Layer", "RMSNorm", "VocabParallelEmbedding"]], [3, 0], 1, [1.929754, -0.551287,
             -0.2000683, 3.38035, 0.168798]]]], hints={
-            "The loss is the mean over the tokens whose mask is 1.": [[[[["embedding.weight", "layers.0.weight", "layers.1.weight"], ["layers.2.weight"], ["head.weight", "layers.3.weight",
+            "Some tokens have no loss: which of them count?": [[[[["embedding.weight", "layers.0.weight", "layers.1.weight"], ["layers.2.weight"], ["head.weight", "layers.3.weight",
             "norm.weight"]], [["Layer", "Layer", "VocabParallelEmbedding"], ["Layer"], ["Layer", "RMSNorm",
             "VocabParallelEmbedding"]], [3, 3, 0], 1, [2.543458, -0.1373453, -0.1751886, 0.4534882, 0.2485649, 0.4630311,
             1.404433, 0.04501822]]], [[[["embedding.weight"], ["head.weight", "layers.0.weight", "norm.weight"]],
@@ -902,7 +905,7 @@ with check.parts():
 # -        return (losses * data.loss_mask).sum() / data.loss_mask.sum()
 # +        return losses * data.loss_mask
 
-# %% [raw] mutant="llama-stage" hint="whose mask is 1"
+# %% [raw] mutant="llama-stage" hint="which of them count"
 # -        return (losses * data.loss_mask).sum() / data.loss_mask.sum()
 # +        return losses.mean()
 
@@ -1319,7 +1322,7 @@ def llama_pipeline(split, sizes, s=6):
     return None if loss is None else loss.item(), sum(one.grad.square().sum().item() for one in module.parameters())
 
 
-for name, split in {"four stages": SPLIT, "one process": [sum(SPLIT, [])]}.items():
+for name, split in {"four stages": SPLIT, "one process": [list(range(8))]}.items():
     values = run_ranks(llama_pipeline, len(split), split, [1, 3, 2])
     print(f"{name}: loss {result(f'{values[-1][0]:.6f}')}, norm of the gradient {result(f'{sum(one for _, one in values) ** 0.5:.6f}')}")
 
@@ -1521,12 +1524,10 @@ def add_communication(schedule):
 
 # %% tags=["driver"]
 def written_programs(schedule):
-    """Return what program.py, as it is now, makes of a schedule."""
-    import runpy
+    """Return what program.py makes of a schedule."""
+    from mytrainer.program import add_communication
 
-    import mytrainer.program
-
-    return [list(one) for one in runpy.run_path(mytrainer.program.__file__)["add_communication"](schedule)]
+    return [list(one) for one in add_communication(schedule)]
 
 
 def scheduled(schedule, sizes, layers, seed, links, width=3):

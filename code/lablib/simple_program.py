@@ -24,7 +24,8 @@ def spell(kind: str, number: int, chunk: int) -> str:
     return f"{kind}{number}.{chunk}" if chunk else f"{kind}{number}"
 
 
-def neighbor(stage: int, action: str, stages: int, chunks: int, step: int) -> tuple[int, str] | None:
+def neighbor(stage: int, action: str, stages: int, chunks: int, step: int
+             ) -> tuple[int, str] | None:
     """Return the stage and the action that exchange a tensor with an action, or None.
 
     Args:

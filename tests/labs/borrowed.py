@@ -24,8 +24,8 @@ def one_by_one(stages, micro_batches):
 def gpipe(stages, micro_batches):
     return schedules.to_text(schedules.gpipe(stages, micro_batches))""",
         "bubble": "from minimegatron.formulas import bubble_fraction as bubble",
-        "program": """%%writefile mytrainer/program.py
-from lablib.executor import add_communication, consumer, parse, spell
+        "stage": """%%writefile mytrainer/stage.py
+from lablib.executor import Stage
 """,
     },
     "11_pipeline_2": {

@@ -71,8 +71,8 @@ for name in ("collectives", "ddp", "launch", "train", "precision", "checkpointin
 # %% [markdown]
 # ## One GPU at a time
 #
-# Llama 3 70B has 70.6 billion parameters. At 18 bytes each, its training state takes 1.27 TB, or 16 GPUs with 80 GB
-# before the first activation. Lab 09 measured what tensor parallelism costs once its all-reduces leave the NVLink
+# Llama 3 70B ([Llama Team, 2024](https://arxiv.org/abs/2407.21783)) has 70.6 billion parameters. At 18 bytes each, its
+# training state takes 1.27 TB, or 16 GPUs with 80 GB before the first activation. Lab 09 measured what tensor parallelism costs once its all-reduces leave the NVLink
 # domain: there are two in each pass of each layer, and nothing to hide them behind. So what crosses nodes has to be
 # small. Between two layers of a model, only one tensor passes, the hidden states. That is the place to cut:
 #
@@ -1439,9 +1439,9 @@ except RanksDeadlock as deadlock:
 # Does a send wait at all? That depends on the library, and on the size. In a **rendezvous** send, the sender waits
 # until the receiver has posted a buffer, and the data go straight into it. That is how `dist.send` behaves with gloo, and
 # how NCCL's kernels behave once their small internal buffers are full. In an **eager** send, the library copies the data
-# into a buffer of its own and returns. MPI libraries do so for small messages (in Open MPI, a few kilobytes by default).
-# So a program like yours may run for weeks, and hang on the day when somebody doubles the hidden size. A correct program
-# never relies on an eager send.
+# into a buffer of its own and returns. MPI libraries do so for messages up to a size, their eager limit. So a program like
+# yours may run for weeks, and hang on the day when somebody doubles the hidden size. A correct program never relies on an
+# eager send.
 #
 # There are two ways out: an order that works even if all sends block, or sends that do not block. You will write both,
 # because they fail in different ways.
@@ -1849,7 +1849,7 @@ blocking = simulated_and_modeled("BlockingLinks", FOUR)
 # of its own. Within one kind, the order of the program remains.
 #
 # A third way is `dist.batch_isend_irecv`, which hands NCCL a group of sends and receives that start together.
-# Megatron-LM uses it by default where a stage has something to send to the same neighbor from which it receives.
+# Megatron-LM uses it unless its transfers overlap with computation.
 
 # %% [markdown]
 # ### Exercise 8: asynchronous links

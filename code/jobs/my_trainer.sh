@@ -17,7 +17,9 @@ DATA=$LAB_HOME/data/bpe-4096
 MODEL="--num-layers 4 --hidden-size 256 --num-attention-heads 8 \
        --seq-length 256 --max-position-embeddings 256 \
        --attention-dropout 0 --hidden-dropout 0"
-BATCH="--micro-batch-size 2 --global-batch-size 8 --train-iters 100 --overlap-grad-reduce"
+BATCH="--micro-batch-size 2 --global-batch-size 8 --train-iters 100"
+# With pipeline stages, your executor runs all backward passes in one call, so nothing overlaps.
+[[ "$*" == *--pipeline-model-parallel-size* ]] || BATCH+=" --overlap-grad-reduce"
 OPTIMIZER="--lr 1.5e-4 --min-lr 1e-5 --lr-decay-style cosine --lr-warmup-fraction 0.05 \
            --weight-decay 0.01 --clip-grad 1.0"
 TEXT="--data-path $DATA/text_document --vocab-file $DATA/vocab.json \

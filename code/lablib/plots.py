@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,6 +44,31 @@ def loss(**runs: Log) -> Drawing:
     axes.grid(alpha=0.3)
     axes.legend()
     return Drawing(figure, "Training loss over samples: " + "; ".join(described) + ".")
+
+
+def curves(lines: Mapping[str, tuple[Sequence[float], Sequence[float]]], x: str, y: str, title: str
+           ) -> Drawing:
+    """Plot several curves.
+
+    Args:
+        lines: for each name, the values along both axes.
+        x: the label of the horizontal axis.
+        y: the label of the vertical axis.
+        title: the title of the figure.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 3.5))
+    axes = figure.subplots()
+    described = []
+    for number, (name, (across, up)) in enumerate(lines.items()):
+        axes.plot(across, up, marker=MARKERS[number % len(MARKERS)], markersize=4, label=name,
+                  markevery=max(1, len(up) // 12))
+        described.append(f"{name} from {up[0]:.2f} to {up[-1]:.2f}")
+    axes.set(xlabel=x, ylabel=y, title=title)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return Drawing(figure, f"{title}, {y} over {x}: " + "; ".join(described) + ".")
 
 
 def loss_scale(log: Log) -> Drawing:

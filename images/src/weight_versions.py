@@ -1,4 +1,4 @@
-"""Three stages under PipeDream: which version of its weight each pass uses, as it really ran."""
+"""Three stages under PipeDream: which version of its weights each pass uses."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from style import GREY, INK, canvas
 
-from lablib import async_pipeline
-from pipeline_schedules import FORWARD
+from pipeline_schedules import FORWARD, one_f_one_b, simulate
 
 STAGES, MICRO_BATCHES = 3, 6
 SHADES = ("#ffffff", "#fce5cd", "#f9cb9c", "#f6b26b", "#e69138", "#c97b2a")  # by version
@@ -15,17 +14,17 @@ UNIT, ROW, HEIGHT = 0.36, 0.95, 0.66  # inches
 
 
 def draw() -> Figure:
-    run = async_pipeline.run("pipedream", STAGES, MICRO_BATCHES, 1)
-    figure, axes = canvas(1.1 + UNIT * run.timeline.total + 0.1, STAGES * ROW + 0.75)
+    timeline = simulate(one_f_one_b(STAGES, MICRO_BATCHES))
+    figure, axes = canvas(1.1 + UNIT * timeline.total + 0.1, STAGES * ROW + 0.75)
     top = STAGES * ROW + 0.55
-    for stage, spans in run.timeline.spans.items():
+    for stage, spans in timeline.spans.items():
         y = top - (stage + 1) * ROW + 0.2
         axes.text(0.95, y + HEIGHT / 2, f"stage {stage}", fontsize=10.5, color=INK, ha="right",
                   va="center")
-        newest = 0
+        newest, used = 0, {}
         for span in spans:
             forward = span.kind == FORWARD
-            version = run.used[span.micro_batch][stage][0 if forward else 1]
+            version = used.setdefault(span.micro_batch, newest)  # a forward pass uses the newest
             x, width = 1.1 + UNIT * span.start, UNIT * (span.end - span.start)
             axes.add_patch(Rectangle((x, y), width, HEIGHT, facecolor=SHADES[version],
                                      edgecolor=INK, linewidth=1))

@@ -22,8 +22,7 @@ TITLE = "GPT-2 small (124M parameters), sequences of 1,024 tokens, micro-batches
 MODEL = ("--num-layers 12 --hidden-size 768 --num-attention-heads 12 "
          "--seq-length 1024 --max-position-embeddings 1024 --make-vocab-size-divisible-by 50304 "
          "--use-flash-attn --attention-dropout 0 --hidden-dropout 0 --micro-batch-size 2 ")
-RUN = ("--device cuda --lr 1e-4 --log-interval 3 --eval-iters 0 --split 949,50,1 "
-       "--overlap-grad-reduce")
+RUN = "--device cuda --lr 1e-4 --log-interval 3 --eval-iters 0 --split 949,50,1"
 # Their messages are complete without the name of the class.
 OURS = re.compile(r"(?:\b(?:Lab|Piece|User)Error: )+")
 
@@ -114,8 +113,9 @@ def train(flags: str, cache: str, wrapper: type | None = None, steps: int = 3) -
     text = text_flags()
     with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
         os.dup2(null.fileno(), 1)  # in a notebook, sys.stdout is not file descriptor 1
-        sys.argv = [str(SCRIPT), *flags.split(), *RUN.split(), "--train-iters", str(steps),
-                    *text, "--data-cache-path", cache]
+        overlap = [] if "--pipeline-model-parallel-size" in flags else ["--overlap-grad-reduce"]
+        sys.argv = [str(SCRIPT), *flags.split(), *RUN.split(), *overlap, "--train-iters",
+                    str(steps), *text, "--data-cache-path", cache]
         try:
             grid = runpy.run_path(str(SCRIPT), run_name="my_trainer")["main"](wrapper)
         except Exception as error:

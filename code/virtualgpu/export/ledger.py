@@ -46,7 +46,12 @@ class Ledger:
 
     current: Ledger | None = None  # this process's
 
-    def __init__(self, gpu: VirtualGpu) -> None:
+    def __init__(self, gpu: VirtualGpu, limit: int | None = None) -> None:
+        """Args:
+            gpu: this process's virtual GPU.
+            limit: the program ends after this number of steps; None: it runs to its own end.
+        """
+        self.limit = limit
         self.gpu, self.blocks, self.works = gpu, Allocations(gpu.memory), WorkCounter()
         self.streams = gpu.clock.streams
         self.phase, self.outer_phase, self.interval = FORWARD, FORWARD, 0
@@ -214,6 +219,8 @@ class Ledger:
                                 for stream, seconds in exposed.items()})
         self.steps.append(step)
         self.notes = StepNotes(time, self.gpu.computing, exposed)
+        if self.limit is not None and self.limit == sum(one.kind == kind for one in self.steps):
+            raise SystemExit(0)  # after as many steps as the user asked for
 
     def _exposed(self) -> dict[str, float]:
         """Return the seconds of exposed communication so far, by the stream that waited."""

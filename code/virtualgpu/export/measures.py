@@ -94,6 +94,9 @@ def flops(gpu: VirtualGpu, step: ProgramStep, notes: list[str]) -> dict | None:
         notes.append(f"the backward pass has {work.backward / work.forward:.2f} times the matmul "
                      "FLOPs of the forward pass, more than 2: it includes recomputation that "
                      "cannot be identified, so MFU is too high")
+    if share(work.model) > 1:
+        notes.append(f"an MFU of {share(work.model):.0%} is impossible: a rule of the model is "
+                     "wrong, and so is this step's time")
     dtypes = {dtype: gpu.card.tflops[dtype] for dtype in (*work.model, *work.recomputed)}
     return {"model_per_step": model, "recomputed_per_step": recomputed,
             "recomputation_identified": not hidden, "peak_tflops": dtypes,

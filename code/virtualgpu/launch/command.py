@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import signal
 import sys
@@ -14,7 +15,7 @@ from virtualgpu.core.stacks import DEFAULT, STACKS
 from virtualgpu.launch import cluster as clusters
 from virtualgpu.launch import host, launchers
 
-INTERRUPTED, TERMINATED, USAGE = 130, 143, 2
+TERMINATED, USAGE = 143, 2
 AUTO = "auto"  # value of --present
 
 
@@ -47,6 +48,10 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--json", metavar="FILE", help="write every figure of every rank")
     result.add_argument("--trace", metavar="DIR", help="write each rank's Chrome trace, Chakra "
                         "execution trace, and memory timeline")
+    result.add_argument("--steps", type=int, metavar="N", help="end the program after its N-th "
+                        "step, which is a step of its first optimizer, or one that mark_step ends")
+    result.add_argument("-m", dest="is_module", action="store_true", help="run a module, as "
+                        "python -m does, instead of a file")
     result.add_argument("script", help="the program")
     result.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
     return result
@@ -63,14 +68,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USAGE
     except KeyboardInterrupt:
         print("virtualrun: interrupted; no rank is left running", file=sys.stderr)
-        return INTERRUPTED
+        return 128 + signal.SIGINT
 
 
 def start(options: argparse.Namespace) -> int:
     """Check every option, then run the program; return the exit status."""
     cluster = clusters.parse(options.gpus, options.nodes, options.link, options.stack)
-    if not Path(options.script).is_file():
+    if options.is_module:
+        sys.path.insert(0, os.getcwd())
+        if not _is_module(options.script):
+            raise VirtualGpuError(f"-m {options.script}: no such module")
+    elif not Path(options.script).is_file():
         raise VirtualGpuError(f"{options.script}: no such file")
+    if options.steps is not None and options.steps < 1:
+        raise VirtualGpuError(f"--steps {options.steps}: expected at least 1")
     if options.json and not Path(options.json).absolute().parent.is_dir():
         raise VirtualGpuError(f"--json {options.json}: the folder "
                               f"{Path(options.json).absolute().parent} does not exist")
@@ -94,6 +105,13 @@ def start(options: argparse.Namespace) -> int:
     if own is None and processes > 1 and options.present != AUTO:
         print(f"virtualrun: {host.check(processes)}", file=sys.stderr)
     return run(options, cluster, present, own)
+
+
+def _is_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):  # of a parent package
+        return False
 
 
 def present_ranks(options: argparse.Namespace, world: int) -> list[int] | None:
@@ -120,8 +138,8 @@ def run(options: argparse.Namespace, cluster: clusters.Cluster, present: list[in
     from virtualgpu.pytorch import assumptions
 
     settings = Settings(parse_size(options.values), tuple(map(assumptions.parse, options.assume)),
-                        trace=options.trace, fuse=options.fuse_pointwise)
-    program = process.script(options.script, options.arguments)
+                        trace=options.trace, fuse=options.fuse_pointwise, steps=options.steps)
+    program = process.script(options.script, options.arguments, options.is_module)
     if options.present == AUTO and cluster.world > 1:
         results = stages.run(cluster, settings, program)
     elif own is None and (cluster.world if present is None else len(present)) > 1:
@@ -136,7 +154,9 @@ def run(options: argparse.Namespace, cluster: clusters.Cluster, present: list[in
         if any(rank.seconds for rank in results):
             failed = [(rank.rank, rank.error) for rank in results if rank.error]
             if failed:
-                report.say(f"{failures.headline(failed)}; the figures cover the run up to there")
+                stopped = all(rank.status == process.INTERRUPTED for rank in results)
+                report.say(f"{failures.INTERRUPTED if stopped else failures.headline(failed)}; the "
+                           "figures cover the run up to there")
             report.show(cluster, results)
         if options.json:
             report.write(options.json, cluster, results)

@@ -15,6 +15,7 @@ from virtualgpu.core.errors import VirtualGpuError
 
 LAUNCHER_CODE = (str(Path(__file__).parent), "<frozen runpy>")
 PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
+INTERRUPTED = "interrupted by Ctrl-C"
 STOPPED = "Stopped"  # error type of a rank that was stopped because another one failed
 MAX_HEADLINE = 80  # characters of an error that was already printed in full
 GPU_NUMBER = re.compile(r"(cuda:|GPU )\d+")  # differs between ranks with the same error
@@ -36,7 +37,7 @@ def explain(error: BaseException) -> str:
             item.stack[:] = [frame for frame in item.stack
                              if not frame.filename.startswith(PACKAGE)] or item.stack
     text = "".join(formatted.format()).rstrip()
-    if isinstance(error, ModuleNotFoundError):
+    if isinstance(error, ModuleNotFoundError) and error.name:
         text += (f"\nthe program imports {error.name!r}, which is not installed in this "
                  f"Python environment ({sys.executable})")
     return text

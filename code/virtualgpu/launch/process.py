@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +28,7 @@ from virtualgpu.pytorch.assumptions import Decisions
 from virtualgpu.pytorch.mode import CudaGpu
 from virtualgpu.replay.journal import Journal
 
-FAILED = 1
+FAILED, INTERRUPTED = 1, 128 + signal.SIGINT
 
 
 def variables(cluster: Cluster, rank: int) -> dict[str, str]:
@@ -67,7 +68,7 @@ def become(cluster: Cluster, rank: int, settings: Settings, present: Sequence[in
         dist.Logger.set_runtime_stats_and_log = lambda _self: None
     if settings.record:
         Journal(gpu, rank, cluster.world)
-    ledger = Ledger(gpu)
+    ledger = Ledger(gpu, settings.steps)
     if settings.trace is not None:
         place = RankPlacement(rank, cluster.world, rank % cluster.per_node, cluster.per_node)
         gpu.trace_files = files.TraceFiles(settings.trace, ledger, place)
@@ -75,10 +76,20 @@ def become(cluster: Cluster, rank: int, settings: Settings, present: Sequence[in
     return gpu
 
 
-def script(path: str, arguments: Sequence[str]) -> Callable[[], None]:
-    """Return a function that runs a program as `python PATH ARGUMENTS` would."""
+def script(path: str, arguments: Sequence[str], is_module: bool = False) -> Callable[[], None]:
+    """Return a function that runs a program as `python PATH ARGUMENTS` would.
+
+    Args:
+        path: the program's file, or with is_module, the name of its module.
+        arguments: its arguments.
+        is_module: whether it runs as with `python -m`.
+    """
     def run() -> None:
         sys.argv = [path, *arguments]
+        if is_module:
+            sys.path[0] = os.getcwd()
+            runpy.run_module(path, run_name="__main__", alter_sys=True)
+            return
         sys.path[0] = str(Path(path).resolve().parent)
         runpy.run_path(path, run_name="__main__")
     return run
@@ -101,10 +112,15 @@ def execute(gpu: CudaGpu, rank: int, program: Callable[[], object]) -> Rank:
             if stop.code not in (None, 0):
                 return exited(gpu, rank, stop.code)
         backend.check_complete()
+        torch.set_default_device(None)  # measuring creates tensors, too
         return measure(gpu, rank, value)
     except KeyboardInterrupt:
-        raise
+        torch.set_default_device(None)
+        result = measure(gpu, rank, error=f"KeyboardInterrupt: {failures.INTERRUPTED}")
+        result.message, result.status = failures.INTERRUPTED, INTERRUPTED
+        return result
     except BaseException as error:  # the program may raise anything
+        torch.set_default_device(None)
         result = measure(gpu, rank, error=f"{type(error).__name__}: {error}")
         result.message, result.status = failures.explain(error), FAILED
         return result

@@ -148,7 +148,17 @@ def collect(children: Sequence[RankProcess]) -> list[Rank]:
         for child in children:
             selector.register(child.pipe, selectors.EVENT_READ, child)
         while len(results) < len(children):
-            ready = selector.select(None if limit is None else max(0.0, limit - time.monotonic()))
+            try:
+                ready = selector.select(
+                    None if limit is None else max(0.0, limit - time.monotonic()))
+            except KeyboardInterrupt:
+                if limit is not None:  # the second Ctrl-C
+                    raise
+                limit = time.monotonic() + GRACE_PERIOD
+                for child in children:  # in process groups of their own
+                    if child.pid:
+                        os.kill(child.pid, signal.SIGINT)
+                continue
             if not ready:
                 break
             for key, _ in ready:

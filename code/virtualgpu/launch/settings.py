@@ -24,6 +24,7 @@ class Settings:
         record: whether every rank returns a record (virtualgpu.replay).
         trace: the folder for traces; None for no traces.
         fuse: whether elementwise kernels of compiled regions are fused.
+        steps: the program ends after this number of steps; None: it runs to its own end.
         typical: what a few numbers of large tensors are assumed to be; None: they are unknown.
 
     Raises:
@@ -36,6 +37,7 @@ class Settings:
     trace: str | None = None
     fuse: bool = False
     typical: float | None = None
+    steps: int | None = None
 
     def __post_init__(self) -> None:
         if self.record and self.fuse:

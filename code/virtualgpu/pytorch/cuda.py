@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 import torch
@@ -62,10 +63,13 @@ def install(gpu: CudaGpu) -> None:
     replaced = {**_devices(gpu), **_memory(gpu), **_random(gpu), **_not_modeled()}
     for name, value in replaced.items():
         setattr(cuda, name, value)
-    for name in _memory(gpu):
-        if hasattr(cuda.memory, name):
-            setattr(cuda.memory, name, replaced[name])
-    cuda.random.manual_seed_all = replaced["manual_seed_all"]
+    for module, names in ((cuda.memory, _memory(gpu)), (cuda.random, _random(gpu))):
+        for name in names:
+            if hasattr(module, name):
+                setattr(module, name, replaced[name])
+    for name, value in (("_scatter", _scatter), ("__getattr__", _missing)):
+        setattr(torch._C, name, value)  # a build without CUDA lacks both
+    torch.multiprocessing.spawn = _not_started
     cuda.nccl.version = lambda: NCCL_VERSION
     for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
         setattr(cuda.nvtx, name, lambda *_, **__: 0)
@@ -188,11 +192,66 @@ def _random(gpu: CudaGpu) -> dict[str, object]:
     def set_state(saved: torch.Tensor, device: object = None) -> None:
         values.seed, values.offset = saved.cpu().view(torch.int64).tolist()
 
+    generator = GpuGenerator(seed, fresh, state, set_state, lambda: values.seed)
     return dict(
-        manual_seed=seed, manual_seed_all=seed, seed=fresh, seed_all=fresh,
-        initial_seed=lambda: values.seed, get_rng_state=state, set_rng_state=set_state,
-        get_rng_state_all=lambda: [state()],
+        default_generators=(generator,) * gpu.count, manual_seed=seed, manual_seed_all=seed,
+        seed=fresh, seed_all=fresh, initial_seed=lambda: values.seed, get_rng_state=state,
+        set_rng_state=set_state, get_rng_state_all=lambda: [state()],
         set_rng_state_all=lambda states: set_state(next(iter(states))))
+
+
+class GpuGenerator:
+    """A GPU's default random number generator; a process has one, whatever its index."""
+
+    def __init__(self, seed: Callable, fresh: Callable, state: Callable, set_state: Callable,
+                 initial: Callable) -> None:
+        """Args:
+            seed: sets the seed.
+            fresh: chooses one.
+            state: returns the state.
+            set_state: restores it.
+            initial: returns the seed.
+        """
+        self.device, self._seed, self._fresh = torch.device("cuda", 0), seed, fresh
+        self.get_state = self.graphsafe_get_state = state
+        self.set_state = self.graphsafe_set_state = set_state
+        self.initial_seed = initial
+
+    def manual_seed(self, value: int) -> GpuGenerator:
+        self._seed(value)
+        return self
+
+    def seed(self) -> int:
+        self._fresh()
+        return self.initial_seed()
+
+
+class CudaOnly(NoValue, AttributeError):
+    """A part of torch that is compiled for CUDA only. To hasattr, it does not exist."""
+
+
+def _missing(name: str) -> object:
+    """Refuse a function of torch._C that this build lacks, by its name."""
+    if name.startswith("__"):
+        raise AttributeError(f"module 'torch._C' has no attribute {name!r}")
+    raise CudaOnly(f"{program_line()}: torch._C.{name} is compiled for CUDA only, and not "
+                      "modeled on virtual GPUs; run the program without what calls it")
+
+
+def _scatter(tensor: torch.Tensor, devices: Sequence[int], *_: object) -> tuple[torch.Tensor]:
+    """Implement torch._C._scatter, which nn.DataParallel calls, for one GPU."""
+    if len(devices) > 1:
+        raise NoValue(f"{program_line()}: torch.nn.DataParallel uses {len(devices)} GPUs in one "
+                      "process, which virtual GPUs do not model; use DistributedDataParallel, or "
+                      "run on one GPU, such as --gpus h100:1")
+    return (tensor.to(torch.device("cuda", devices[0])),)
+
+
+def _not_started(*_: object, **__: object) -> None:
+    """Refuse torch.multiprocessing.spawn."""
+    raise NoValue(f"{program_line()}: processes that torch.multiprocessing.spawn starts have no "
+                  "virtual GPU; virtualrun starts one process per GPU itself, as torchrun does: "
+                  'call the function with int(os.environ["RANK"])')
 
 
 def _not_modeled() -> dict[str, object]:
@@ -212,7 +271,14 @@ def _not_modeled() -> dict[str, object]:
 
 
 def _accelerator(gpu: CudaGpu) -> None:
+    def exchange(index: int) -> int:
+        before = torch.cuda.current_device()
+        torch.cuda.set_device(index)
+        return before
+
     torch._C._get_accelerator = lambda check=None: torch.device("cuda")
+    torch._C._accelerator_exchangeDevice = exchange
+    torch._C._accelerator_maybeExchangeDevice = exchange
     accelerator = torch.accelerator
     accelerator.is_available = lambda: True
     accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")

@@ -9,22 +9,35 @@ import torch
 from torch.utils import _device
 from torch.utils._python_dispatch import _disable_current_modes
 
+from virtualgpu.core.errors import NoValue
 from virtualgpu.pytorch import pinned
 from virtualgpu.pytorch.mode import CudaGpu
 from virtualgpu.pytorch.unknown import Unknown
 from virtualgpu.pytorch.visible import META, asked_for_meta, hidden
 
+# Functions that create a tensor like another one, and methods that do.
+LIKE = tuple(f"{name}_like" for name in ("empty", "full", "ones", "rand", "randint", "randn",
+                                         "zeros"))
+NEW = tuple(f"new_{name}" for name in ("empty", "empty_strided", "full", "ones", "tensor", "zeros"))
+
 
 def install(gpu: CudaGpu) -> None:
     """Distinguish the two kinds of meta tensors, and send data to the GPU through the mode."""
     torch._C._set_only_lift_cpu_tensors(True)
-    _own_meta_by_context()
+    _locate_contexts(gpu)
     for function in _device._device_constructors():
         name = function.__name__
-        if getattr(torch, name, None) is function:
-            setattr(torch, name, _by_argument(gpu, function))
+        for module, attribute in ((torch, name), (torch.fft, name.removeprefix("fft_"))):
+            if getattr(module, attribute, None) is function:
+                setattr(module, attribute, _by_argument(gpu, function))
+    for name in LIKE:
+        setattr(torch, name, _by_argument(gpu, getattr(torch, name)))
+    for name in NEW:
+        setattr(torch.Tensor, name, _by_argument(gpu, getattr(torch.Tensor, name)))
     Unknown.tensor = functools.partial(_unknown, gpu)
     torch.tensor = _of_unknown(torch.tensor)
+    torch.device = _device_type(torch.device)
+    torch.nn.init._no_grad_trunc_normal_ = _drawn_once(torch.nn.init._no_grad_trunc_normal_)
     generator = torch.Generator
 
     class Generator(generator):
@@ -56,9 +69,41 @@ def install(gpu: CudaGpu) -> None:
     torch._C._group_tensors_by_device_and_dtype = group
 
 
-def _own_meta_by_context() -> None:
-    """Support `with torch.device("meta"):`."""
-    original = _device.DeviceContext.__torch_function__
+def _device_type(original: type) -> type:
+    """Return torch.device, for which an integer is a GPU, as on a machine with one.
+
+    Torch asks C++ for the accelerator, and that cannot be replaced. The result creates instances of
+    the original, and stands for it wherever a type is compared or looked up.
+    """
+    class Stands(type):
+        def __call__(cls, *args, **kwargs):
+            if len(args) == 1 and not kwargs and type(args[0]) is int:
+                return original("cuda", args[0])
+            return original(*args, **kwargs)
+
+        def __instancecheck__(cls, instance):
+            return isinstance(instance, original)
+
+        def __subclasscheck__(cls, other):
+            return other is original or type.__subclasscheck__(cls, other)
+
+        def __eq__(cls, other):
+            return other is cls or other is original
+
+        def __hash__(cls):
+            return hash(original)
+
+    return Stands("device", (), {"__module__": "torch", "__doc__": original.__doc__,
+                                 "__slots__": ()})
+
+
+def _locate_contexts(gpu: CudaGpu) -> None:
+    """Support `with torch.device("meta"):`, and give the GPU of other contexts its index."""
+    begin, original = _device.DeviceContext.__init__, _device.DeviceContext.__torch_function__
+
+    def initialize(self, device):
+        begin(self, device)
+        self.device = located(gpu, self.device)
 
     def function(self, func, types, args=(), kwargs=None):
         if self.device.type != "meta":
@@ -66,18 +111,30 @@ def _own_meta_by_context() -> None:
         with asked_for_meta:
             return original(self, func, types, args, kwargs)
 
+    _device.DeviceContext.__init__ = initialize
     _device.DeviceContext.__torch_function__ = function
 
 
+def located(gpu: CudaGpu, device: object) -> torch.device | None:
+    """Return a device in any spelling; "cuda" is the process's GPU, and an integer is a GPU."""
+    if device is None:
+        return None
+    device = torch.device(*(("cuda", device) if type(device) is int else (device,)))
+    if device.type == "cuda" and device.index is None:
+        # For some functions, C++ would ask CUDA for the current GPU.
+        return torch.device("cuda", gpu.index if gpu.current is None else gpu.current)
+    return device
+
+
 def _by_argument(gpu: CudaGpu, function):
-    """Support `torch.empty(3, device="meta")` and `torch.empty(3, pin_memory=True)`."""
+    """Support every spelling of a device, "meta", and `torch.empty(3, pin_memory=True)`."""
     def make(*args, **kwargs):
         if kwargs.get("pin_memory"):  # which C++ refuses without CUDA
             return pinned.marked(gpu, function(*args, **{**kwargs, "pin_memory": False}))
-        device = kwargs.get("device")
-        if type(device) is int:
-            kwargs["device"] = device = torch.device("cuda", device)
-        if device is None or torch.device(device).type != "meta":
+        device = located(gpu, kwargs.get("device"))
+        if device is not None:
+            kwargs["device"] = device
+        if device is None or device.type != "meta":
             return function(*args, **kwargs)
         with asked_for_meta:
             return function(*args, **kwargs)
@@ -85,6 +142,21 @@ def _by_argument(gpu: CudaGpu, function):
     make.__name__, make.__doc__ = function.__name__, function.__doc__
     make.__module__ = "torch"
     return make
+
+
+def _drawn_once(function):
+    """Draw a truncated normal distribution once, if it would be redrawn until all values fit.
+
+    Most values fit (95% within two standard deviations), and a GPU's step does not depend on them.
+    """
+    def draw(tensor, mean, std, *args, generator=None):
+        try:
+            return function(tensor, mean, std, *args, generator=generator)
+        except NoValue:
+            with torch.no_grad():
+                return tensor.normal_(mean, std, generator=generator)
+
+    return draw
 
 
 def _of_unknown(function):

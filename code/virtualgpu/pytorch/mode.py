@@ -216,13 +216,23 @@ class CudaGpu(CudaDevice):
         if self.fuser is not None:
             self.fuser.died(key)
 
+    def cost(self, func: torch._ops.OpOverload, args: Sequence, produced: Sequence[torch.Tensor],
+             crossing: int) -> tuple[float, KernelWork]:
+        """Return the duration of an operation's kernels, in seconds, and the work they do."""
+        seconds, work = super().cost(func, args, produced, crossing)
+        return seconds, self.in_tf32(work)
+
     def seconds(self, work: KernelWork) -> float:
-        """Return the time of kernels, in seconds. fp32 GEMMs use TF32 if the program allows it."""
+        """Return the time of kernels, in seconds."""
+        return super().seconds(self.in_tf32(work))
+
+    def in_tf32(self, work: KernelWork) -> KernelWork:
+        """Return work whose fp32 GEMM is one in TF32, if the program allows that."""
         gemm = work.gemm
-        if (gemm is not None and gemm.dtype == "fp32" and "tf32" in self.card.tflops
-                and torch._C._get_cublas_allow_tf32()):
-            work = work._replace(gemm=gemm._replace(dtype="tf32"))
-        return super().seconds(work)
+        if (gemm is None or gemm.dtype != "fp32" or "tf32" not in self.card.tflops
+                or not torch._C._get_cublas_allow_tf32()):
+            return work
+        return work._replace(gemm=gemm._replace(dtype="tf32"))
 
     def holds(self, tensor: torch.Tensor) -> bool:
         return tensor.is_meta and key_of(tensor) in self.blocks

@@ -1,11 +1,14 @@
 """A process has one GPU of its node: what programs ask for by index."""
 
+import copy
+import pickle
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils import _device
 
 import virtualgpu
 from virtualgpu.launch.cluster import parse
@@ -134,3 +137,147 @@ def test_nodes_may_have_different_gpus():
     assert one.link == parse("a10").link != parse("a100").link  # the slowest
     mirrored = run_ranks(parse("a100:1x2,a10:1x2"), Settings(), program, [0, 2])
     assert [rank.value[0] for rank in mirrored] == [fast, slow]
+
+
+def arguments_of(name):
+    """Return arguments for a function that creates tensors."""
+    matrix = ([[1.0]],)
+    compressed = ([0, 1], [0], [1.0], (1, 1))
+    return {"tensor": matrix, "as_tensor": matrix, "asarray": matrix, "scalar_tensor": (1.0,),
+            "full": ((2,), 1.0), "randint": (3, (2,)), "linspace": (0, 1, 2), "logspace": (0, 1, 2),
+            "empty_permuted": ((2, 3), (1, 0)), "empty_strided": ((2,), (1,)),
+            "tril_indices": (2, 2), "triu_indices": (2, 2), "sparse_csr_tensor": compressed,
+            "sparse_csc_tensor": compressed, "sparse_coo_tensor": ([[0]], [1.0], (1,))}.get(
+                name, (2,))
+
+
+# Functions that are deprecated, or that no program on a GPU is known to call.
+LEFT_OUT = {"range", "empty_quantized", "nested_tensor", "sparse_compressed_tensor",
+            "sparse_bsr_tensor", "sparse_bsc_tensor", "sparse_coo_tensor", "sparse_csr_tensor",
+            "sparse_csc_tensor"}
+
+
+def test_every_function_that_creates_tensors_takes_every_spelling_of_a_device():
+    names = {function.__name__ for function in _device._device_constructors()} - LEFT_OUT
+
+    def program():
+        failed = {}
+
+        def tried(name, make):
+            try:
+                if (device := make().device) != torch.device("cuda:0"):
+                    failed[name] = f"is on {device}"
+            except Exception as error:
+                failed[name] = f"{type(error).__name__}: {error}"
+
+        like = torch.ones(2)
+        for device in ("cuda", "cuda:0", 0, torch.device("cuda"), torch.device(0)):
+            for name in names:
+                module = torch.fft if name.startswith("fft_") else torch
+                function = getattr(module, name.removeprefix("fft_"))
+                arguments = arguments_of(name)
+                tried(f"{name} {device!r}", lambda: function(*arguments, device=device))  # noqa: B023
+                if device not in ("cuda:0", 0):
+                    with torch.device(device):
+                        tried(f"with {name} {device!r}", lambda: function(*arguments))  # noqa: B023
+            more = {"empty_like": (), "full_like": (1.0,), "ones_like": (), "rand_like": (),
+                    "randint_like": (3,), "randn_like": (), "zeros_like": ()}
+            for name, rest in more.items():
+                tried(f"{name} {device!r}", lambda: getattr(torch, name)(  # noqa: B023
+                    like, *rest, device=device))  # noqa: B023
+            more = {"new_empty": (2,), "new_empty_strided": ((2,), (1,)), "new_full": ((2,), 1.0),
+                    "new_ones": (2,), "new_tensor": (2.0,), "new_zeros": (2,)}
+            for name, rest in more.items():
+                tried(f"{name} {device!r}", lambda: getattr(like, name)(  # noqa: B023
+                    *rest, device=device))  # noqa: B023
+            for name, move in {"to": like.to, "cuda": like.cuda}.items():
+                tried(f"{name} {device!r}", lambda: move(device))  # noqa: B023
+            tried(f"to_empty {device!r}", lambda: nn.Linear(2, 2).to_empty(
+                device=device).weight)  # noqa: B023
+            tried(f"Linear {device!r}", lambda: nn.Linear(2, 2, device=device).weight)  # noqa: B023
+        torch.set_default_device("cuda")
+        for name in names:
+            module = torch.fft if name.startswith("fft_") else torch
+            tried(f"by default {name}", lambda: getattr(
+                module, name.removeprefix("fft_"))(*arguments_of(name)))  # noqa: B023
+        return failed
+
+    (rank,) = run_ranks(parse("h100:1"), Settings(), program)
+    assert rank.error is None, rank.message[:1500]
+    assert rank.value == {}, rank.message
+
+
+def test_torch_device_is_still_a_type():
+    def program():
+        device = torch.device("cuda")
+        return (isinstance(device, torch.device), type(device) == torch.device,  # noqa: E721
+                {type(device): 1}[torch.device], copy.deepcopy(device) == device,
+                pickle.loads(pickle.dumps(torch.device(0))) == torch.device("cuda:0"),
+                torch.device("cuda", 0) == torch.device(type="cuda", index=0))
+
+    (rank,) = run_ranks(parse("h100:1"), Settings(), program)
+    assert rank.error is None, rank.error
+    assert rank.value == (True, True, 1, True, True, True)
+
+
+def test_a_truncated_normal_distribution_is_drawn_once():
+    def program():
+        weights = [torch.empty(1000, 1000, device=device) for device in ("cuda", "cpu")]
+        for weight in weights:
+            nn.init.trunc_normal_(weight, std=0.02)
+        small = nn.init.trunc_normal_(torch.empty(100), a=-0.5, b=0.5)
+        return [str(weight.device) for weight in weights], float(small.abs().max()) <= 0.5
+
+    (rank,) = run_ranks(parse("h100:1"), Settings(), program)
+    assert rank.error is None, rank.error
+    assert rank.value == (["cuda:0", "cpu"], True)
+
+
+def test_a_generator_of_the_gpu_has_its_seed_and_state():
+    def program():
+        generator = torch.cuda.default_generators[0]
+        generator.manual_seed(5)
+        state = generator.get_state()
+        torch.cuda.manual_seed(7)
+        generator.set_state(state)
+        return torch.cuda.initial_seed(), torch.equal(torch.cuda.random.get_rng_state(), state)
+
+    (rank,) = run_ranks(parse("h100:1"), Settings(), program)
+    assert rank.error is None, rank.error
+    assert rank.value == (5, True)
+
+
+@pytest.mark.parametrize(("program", "problem"), [
+    (lambda: torch.cuda.memory_snapshot(), "torch._C._cuda_memorySnapshot is compiled for CUDA "
+     "only, and not modeled on virtual GPUs"),
+    (lambda: torch.multiprocessing.spawn(print, nprocs=2), "virtualrun starts one process per GPU"),
+    (lambda: nn.DataParallel(nn.Linear(2, 2), [0, 1], 0)(torch.ones(2, 2)),
+     "")])
+def test_what_is_compiled_for_cuda_only_is_refused_by_name(program, problem):
+    (rank,) = run_ranks(parse("h100:2"), Settings(), program, [0])
+    assert problem in rank.error
+
+
+def test_data_parallel_on_one_gpu():
+    def program():
+        model = nn.DataParallel(nn.Linear(2, 2).cuda())
+        return str(model(torch.ones(2, 2)).device), hasattr(torch._C, "_cuda_memorySnapshot")
+
+    (rank,) = run_ranks(parse("h100:1"), Settings(), program)
+    assert rank.error is None, rank.error
+    assert rank.value == ("cuda:0", False)
+
+
+def test_the_mfu_of_tf32_is_a_share_of_its_peak():
+    def program():
+        torch.set_float32_matmul_precision("high")
+        model = nn.Linear(4096, 4096).cuda()
+        optimizer = torch.optim.SGD(model.parameters())
+        for _ in range(3):
+            model(torch.ones(4096, 4096, device="cuda")).sum().backward()
+            optimizer.step()
+
+    (rank,) = run_ranks(parse("h100:1"), Settings(), program)
+    assert rank.error is None, rank.error
+    assert rank.account["flops"]["peak_tflops"] == {"tf32": pytest.approx(494.7)}
+    assert 0.3 < rank.account["flops"]["mfu"] < 1

@@ -59,7 +59,7 @@ def over(pid):
 
 
 @pytest.mark.parametrize("number, status, printed", [
-    (signal.SIGINT, command.INTERRUPTED, "virtualrun: interrupted; no rank is left running\n"),
+    (signal.SIGINT, 130, "virtualrun: ranks 0 and 1: interrupted by Ctrl-C\n"),
     (signal.SIGTERM, command.TERMINATED, ""), (signal.SIGKILL, -signal.SIGKILL, "")])
 def test_no_rank_outlives_virtualrun(tmp_path, number, status, printed):
     (tmp_path / "waits.py").write_text(WAITS)
@@ -77,3 +77,53 @@ def test_no_rank_outlives_virtualrun(tmp_path, number, status, printed):
     assert ended == status
     until(lambda: all(map(over, ranks)))
     assert (tmp_path / "out").read_text().split("is free\n")[1] == printed
+
+
+ENDLESS = """
+import os
+import torch
+
+model = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+step = 0
+while True:
+    model(torch.ones(2, 8, device="cuda")).sum().backward()
+    optimizer.step()
+    step += 1
+    print("step", step, flush=True)
+"""
+
+
+@pytest.mark.parametrize("words", [("endless.py",), ("-m", "endless")])
+def test_a_program_ends_after_as_many_steps(tmp_path, words):
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    pid = started(tmp_path, "--steps", "4", *words)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    text = (tmp_path / "out").read_text()
+    assert "step 3\n" in text and "step 4\n" not in text
+    assert "the median of 3 steps" in text
+
+
+@pytest.mark.parametrize("gpus", ["h100:1", "h100:2"])
+def test_ctrl_c_prints_the_report(tmp_path, gpus):
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    pid = started(tmp_path, "--gpus", gpus, "endless.py")
+    try:
+        until(lambda: "step 9\n" in (tmp_path / "out").read_text() if (
+            tmp_path / "out").exists() else False)
+    finally:
+        os.kill(pid, signal.SIGINT)
+        ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    text = (tmp_path / "out").read_text()
+    assert ended == 130 and "peak memory" in text
+    assert "interrupted by Ctrl-C; the figures cover the run up to there" in text
+
+
+@pytest.mark.parametrize(("words", "problem"), [
+    (("--steps", "0", "endless.py"), "--steps 0: expected at least 1"),
+    (("-m", "no.such"), "-m no.such: no such module")])
+def test_bad_words_are_refused(tmp_path, words, problem):
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    pid = started(tmp_path, *words)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 2
+    assert f"virtualrun: {problem}" in (tmp_path / "out").read_text()

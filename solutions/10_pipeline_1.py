@@ -12,70 +12,84 @@
 # ---
 
 # %% [markdown]
-# # Pipeline I: from one device at a time to GPipe
+# # Pipeline I: a model across GPUs, run by your own code
 #
-# A model that is too large for one GPU can be split between its layers: the first layers live on one GPU, the next
-# ones on another. This is **inter-layer model parallelism**. It is easy to do, and easy to do badly, because then all
-# GPUs but one are idle. In this lab you see that happen, and then fix it: you write GPipe, the first of the pipeline
-# schedules, and the trainer runs what you wrote.
+# Tensor parallelism ends where NVLink ends. A model that needs more GPUs than a node has is split between its layers
+# instead: the first layers on one node, the next ones on another. In this lab, you write the program that trains such a
+# model:
 #
-# **You will be able to**
+# - **First sitting, 75 minutes.** You split a training step in two, write GPipe's schedule, cut your Llama into stages,
+#   and write the executor that runs any schedule on real ranks.
+# - **Second sitting, 75 minutes.** Another schedule deadlocks your executor. You find out who waits for whom, and fix
+#   it twice: by the order of sends and receives, and by not waiting. Then the two ends of the model share a matrix,
+#   stages get unequal, and your trainer trains with a pipeline.
 #
-# - split a training step in two, so that only tensors cross the boundary;
-# - split a mini-batch into micro-batches and still get exactly the same gradient;
-# - write GPipe's schedule for any number of stages, view it as a timeline, and train with it;
-# - derive the bubble fraction, and choose the number of micro-batches for it;
-# - compute a pipeline's peak memory, and what recomputation costs and saves there;
-# - use `torchgpipe`, which does all of this in one process.
-#
-# **How it works.** Run the cells with <kbd>Shift</kbd>+<kbd>Enter</kbd>, from top to bottom. Where a cell says
-# *Your turn*, replace that line with your answer; the cell below it checks it at once. Where you are asked to guess,
-# guess *before* you run. Guesses are not graded.
-#
-# **Real and virtual.** Training on the CPU is real: its losses come from your schedule. Where each stage should
-# have a GPU of its own, the GPUs are **virtual**: modeled from data sheets and published measurements, and the
-# same on every machine.
+# Values are real: CPU ranks compute them. Time and memory of GPUs are **modeled** by virtual GPUs. Your answers are
+# files in `mytrainer/`, and labs 11 and 12 build on them.
 
 # %% tags=["setup"]
-import math
 import os
+
+import torch
+import torch.distributed as dist
 
 from labcore import workspace
 
-os.chdir(workspace.home())  # all paths in this lab begin at the workspace
+os.chdir(workspace.home())  # all paths in this lab are relative to the workspace
+os.makedirs("mytrainer", exist_ok=True)
 
 # %% tags=["check-setup"]
-import numpy as np
-
 from labkit import check
 
 # Answers cannot import these, because they contain the solutions.
-check.mask("cluster_planner", "lablib.async_pipeline", "lablib.plots.bubbles", "layout_estimator",
-           "minimegatron", *check.PIPELINE_LIBRARIES)
+check.mask("cluster_planner", "lab.mytrainer", "lablib.async_pipeline", "lablib.executor", "lablib.plots.bubbles",
+           "layout_estimator", "minimegatron",
+           *check.PIPELINE_LIBRARIES)
 
 # %% tags=["explore"]
+import virtualgpu
 from job_monitor import logs
-from lablib import jobs, plots
-from layout_estimator import costs
+from lab.mytrainer import pieces, worked
+from labcore.colors import bad, good, result
+from lablib import jobs, pipeline_parts, plots, simple_program
+from pipeline_schedules import Durations, simulate
+from pipeline_schedules import parse as parse_schedule
+from warmranks import RanksDeadlock, record_ranks, run_ranks
 
 jobs.connect()
 
 # %% [markdown]
-# ## One device at a time
-#
-# ![A model of six layers is cut into three stages of two layers, each on a GPU of its own. Activations go
-# from stage to stage in the forward pass, gradients of activations come back in the backward
-# pass.](../images/pipeline_stages.svg)
-#
-# Each part of the model is a **stage**, and each stage has its own device. In the **forward pass** a stage
-# computes its layers and sends the result, its *activations*, to the next stage. The last stage computes the
-# loss. In the **backward pass** each stage receives the gradient of what it sent, computes the gradients of its
-# own weights, and sends the gradient of its input back.
-#
-# Split GPT-2 small into four stages, on two nodes with two **virtual** V100s each, and send one batch of 8 samples
-# through. What share of the time will the four GPUs be busy, on average? Guess, from 0 to 1.
+# This lab builds on your trainer, and on your Llama of lab 09. If you lack one of their files, the next cell installs
+# the course's version:
 
-# %% nbgrader={"grade": false, "grade_id": "guess-share", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% tags=["explore"]
+for name in ("collectives", "ddp", "launch", "train", "precision", "checkpointing", "states", "saved", "tensor_parallel",
+             "heads", "vocabulary", "randomness", "llama", "grad_norm"):
+    if not pieces.find(name).path.exists():
+        print("\n".join(worked.install_or_explain(pieces.find(name))))
+
+# %% [markdown]
+# ## One GPU at a time
+#
+# Llama 3 70B ([Llama Team, 2024](https://arxiv.org/abs/2407.21783)) has 70.6 billion parameters. At 18 bytes each, its
+# training state takes 1.27 TB, or 16 GPUs with 80 GB before the first activation. Lab 09 measured what tensor parallelism costs once its all-reduces leave the NVLink
+# domain: there are two in each pass of each layer, and nothing to hide them behind. So what crosses nodes has to be
+# small. Between two layers of a model, only one tensor passes, the hidden states. That is the place to cut:
+#
+# ![A model of six layers is cut into three stages of two layers, each on a GPU of its own. Stage 0 also has the
+# embedding, and the last stage computes the loss. Activations go from stage to stage in the forward pass, gradients of
+# activations come back in the backward pass.](../images/pipeline_stages.svg)
+#
+# Each part of the model is a **stage**, and each stage has its own GPU (or its own group of GPUs, which share its
+# layers by tensor parallelism). In the **forward pass**, a stage computes its layers and sends the result to the next
+# stage. The last stage computes the loss. In the **backward pass**, each stage receives the gradient of what it sent,
+# computes the gradients of its own parameters, and sends the gradient of its input back. This is **inter-layer model
+# parallelism**. It is easy to do, and easy to do badly.
+#
+# Here is GPT-2 small in four stages, on two nodes with two virtual V100s each, with a batch of 8 samples. What share of
+# the time will the four GPUs be busy, on average? Set `guess_share`, from 0 to 1:
+
+# %% answer="guess-share"
 ### BEGIN SOLUTION
 guess_share = 0.25
 ### END SOLUTION
@@ -89,485 +103,529 @@ one_at_a_time = jobs.wait()
 
 # %% tags=["explore"]
 alone = plots.timeline("megatron/timeline/one_at_a_time")
-check.compare("share of the time that a GPU is busy (virtual)", guess_share, 1 - alone.bubble_fraction)
+check.compare("share of the time that a GPU is busy (modeled)", guess_share, 1 - alone.bubble_fraction)
 plots.pipeline("megatron/timeline/one_at_a_time", "One batch, four stages")
 
 # %% [markdown]
 # Read the figure from left to right. Each row is a stage, `F0` is the forward pass of batch 0, and `B0` its backward
 # pass. At any moment **one** GPU computes and the others wait, for activations in the first half and for gradients in
-# the second. Four GPUs are even slower than one GPU with enough memory would be, because of communication overhead.
+# the second. Four GPUs are even slower than one GPU with enough memory would be, because of communication, and you pay
+# for all four of them.
 #
-# The gray part is called the **bubble**. Backward boxes are about twice as long as forward boxes: the backward
-# pass has two matrix multiplications for each one in the forward pass. The last stage's boxes are longer still,
-# because it also computes the logits and the loss.
-
-# %% [markdown]
-# ### Exercise 1: a schedule as data
+# The gray part is called the **bubble**. Backward boxes are about twice as long as forward boxes: the backward pass has
+# two matrix multiplications for each one in the forward pass. The last stage's boxes are longer still, because it also
+# computes the logits and the loss.
 #
-# From now on a **schedule** is a list with one string per stage, which lists what the stage computes, in order.
-# For one batch and two stages it is `["F0 B0", "F0 B0"]`. Dependencies are implied: `F0` of stage 1 needs `F0` of
-# stage 0, and `B0` of stage 0 needs `B0` of stage 1.
-#
-# Write the schedule in which `batches` batches go through the stages one at a time. Each batch starts when the
-# previous one has finished its backward pass.
-
-# %% nbgrader={"grade": false, "grade_id": "one-by-one", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def one_by_one(stages, batches):
-    """Return one string per stage, such as ["F0 B0", "F0 B0"] for 2 stages and 1 batch."""
-    ### BEGIN SOLUTION
-    return [" ".join(f"F{k} B{k}" for k in range(batches))] * stages
-    ### END SOLUTION
-
-# %% nbgrader={"grade": true, "grade_id": "one-by-one-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
-check.schedule(
-    one_by_one,
-    cases=[(2, 1), (2, 3), (4, 2)],
-    live=[1, 1, 1],
-    hints={"All forward passes come before the backward passes, so the batches overlap. Run one at a time.": "gpipe",
-           "Return a list with one string per stage. How many stages are there?": "wrong stages",
-           "Batches are numbered from 0, and each needs one F and one B on every stage.": "incomplete"})
-### BEGIN HIDDEN TESTS
-check.schedule(one_by_one, cases=check.draw(12, stages=range(1, 9), batches=range(1, 9)), live=lambda stages, batches: 1)
-### END HIDDEN TESTS
-
-# %% [raw] tags=["mutant"] answer="one-by-one" hint="so the batches overlap"
-# def one_by_one(stages, batches):
-#     return [" ".join([f"F{k}" for k in range(batches)] + [f"B{k}" for k in range(batches)])] * stages
-
-# %% [raw] tags=["mutant"] answer="one-by-one" hint="Return a list with"
-# def one_by_one(stages, batches):
-#     return [" ".join(f"F{k} B{k}" for k in range(batches))] * batches
-
-# %% [raw] tags=["mutant"] answer="one-by-one" hint="Batches are numbered from"
-# def one_by_one(stages, batches):
-#     return [" ".join(f"F{k} B{k}" for k in range(1, batches + 1))] * stages
-
-# %% [markdown]
-# Now look at yours, with a backward pass twice as long as the forward pass. Step through it with the slider:
-
-# %% tags=["explore"]
-from pipeline_schedules import Durations, parse, problems, simulate
-
-CLOCK = Durations(forward=1, backward=1, weight=1)  # a backward pass: its two matmuls, one unit each
-if one_by_one(3, 2):
-    display(plots.pipeline(simulate(parse(one_by_one(3, 2)), CLOCK), "One at a time", steps=True))
-
-# %% [markdown]
-# ### Exercise 2: how many GPUs do you pay for?
-#
-# Assume that all stages take the same time and communication takes none. What share of the time is a GPU busy
-# when the batches go through `stages` stages one at a time? And how many GPU-hours does a training run take that
-# would need `hours` on one (imaginary, large enough) GPU?
-
-# %% nbgrader={"grade": false, "grade_id": "naive-costs", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def naive_costs(stages, hours):
-    """Return the share of the time a GPU is busy (0 to 1), and the GPU-hours paid for."""
-    ### BEGIN SOLUTION
-    return 1 / stages, float(hours * stages)
-    ### END SOLUTION
-
-# %% nbgrader={"grade": true, "grade_id": "naive-costs-check", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
-check.function(
-    naive_costs,
-    cases=[(4, 100), (1, 10), (2, 50)],
-    expected=[(0.25, 400.0), (1.0, 10.0), (0.5, 100.0)],
-    hints={"That is the share of the time in which a GPU is idle.": [(0.75, 400.0), (0.0, 10.0), (0.5, 100.0)],
-           "Training does not get faster, because one GPU works at a time. And you pay for all of them.":
-               [(0.25, 100.0), (1.0, 10.0), (0.5, 50.0)]})
-### BEGIN HIDDEN TESTS
-check.function(naive_costs, cases=check.draw(10, stages=range(1, 65), hours=check.between(1, 1000)),
-               expected=lambda stages, hours: (1 / stages, float(hours * stages)))
-### END HIDDEN TESTS
-
-# %% [raw] tags=["mutant"] answer="naive-costs" hint="in which a GPU is idle"
-# -    return 1 / stages, float(hours * stages)
-# +    return (stages - 1) / stages, float(hours * stages)
-
-# %% [raw] tags=["mutant"] answer="naive-costs" hint="Training does not get"
-# -    return 1 / stages, float(hours * stages)
-# +    return 1 / stages, float(hours)
+# The rest of this lab, and the next two, are about this gray part. But first, a step has to be split at all.
 
 # %% [markdown]
 # ## Splitting a step in two
 #
-# Within one process, autograd follows every tensor from the loss back to the first layer. Across a network it
-# cannot: a received tensor has no history. So each stage runs its own backward pass, and somebody has to hand the
-# gradient over. That is you:
+# Within one process, autograd follows every tensor from the loss back to the first layer. Across a network it cannot: a
+# received tensor is a buffer that was filled, and nobody knows how it was computed. So each stage runs a backward pass
+# of its own, over its own part of the graph. That part has two ends. At one end is the input, whose gradient the
+# previous stage needs. At the other is the output, which is a loss on the last stage only. On all others, the backward
+# pass starts at a tensor of hidden states $y$, with the gradient of the loss with respect to $y$, which the next stage
+# has sent: `y.backward(grad)`.
 #
-# - A received tensor is a new leaf: `arrived.requires_grad_()` asks PyTorch to compute its gradient, which is in
-#   `arrived.grad` after the backward pass.
-# - `out.backward(gradient)` starts the backward pass at `out`, which is not a loss; `gradient` is the gradient of the
-#   loss with respect to `out`.
+# Several micro-batches may be between their two passes on the same stage. Such a micro-batch is **in flight**, and the
+# stage holds all of its activations. So memory is freed only if a stage lets go of a micro-batch once its backward pass
+# is done.
 
 # %% [markdown]
-# ### Exercise 3: only tensors cross the boundary
+# ### Exercise 1: a stage
 #
-# Run one training step over two stages. `send(tensor)` stands for the network: it returns what the other stage
-# receives, a copy without a history. Leave the gradients in the weights (`.grad`), and return the two
-# tensors that you sent.
+# Write `stage.py`. A stage knows nothing about other ranks: what it receives is passed to it, and what it returns is
+# sent by somebody else.
+#
+# - `key` is any hashable object, and backward passes may run in any order.
+# - What is returned has no history. Whoever sends it must not keep the stage's activations alive.
+# - On the last stage, the module returns a mean loss, and `grad` is the weight that this micro-batch has in the loss of
+#   the whole batch: a tensor of one element.
+# - Between the passes, `in_flight` holds what the backward pass needs. After it, nothing of the micro-batch is left.
+#   A virtual H100 shows how much memory your stage takes.
 
-# %% nbgrader={"grade": false, "grade_id": "train-step", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def train_step(first, second, x, y, loss_of, send):
-    """One step over two stages: first and second are modules, loss_of(output, y) is the loss.
+# %% answer="stage"
+%%writefile mytrainer/stage.py
+"""One stage of a pipeline: its forward and backward passes, and what is in flight between them."""
 
-    Returns (the activations that went forward, the gradient that came back).
+
+class Stage:
+    """A part of a model, whose input and output come from and go to other ranks.
+
+    Attributes:
+        module: called with hidden states and a micro-batch; returns hidden states, or on the last stage the mean loss of
+            the micro-batch. The first stage's hidden states are None.
+        in_flight: {key of a micro-batch: what its backward pass needs}.
     """
-    ### BEGIN SOLUTION
-    out = first(x)
-    arrived = send(out).requires_grad_()
-    loss_of(second(arrived), y).backward()
-    out.backward(send(arrived.grad))
-    return out, arrived.grad
-    ### END SOLUTION
+
+    def __init__(self, module):
+        self.module, self.in_flight = module, {}
+
+    def forward(self, key, x, data):
+        """Run the forward pass of a micro-batch, and return its output, which has no history.
+
+        Args:
+            key: of the micro-batch.
+            x: received hidden states, or None on the first stage.
+            data: the micro-batch.
+        """
+        ### BEGIN SOLUTION
+        if x is not None:
+            x = x.detach().requires_grad_()
+        y = self.module(x, data)
+        self.in_flight[key] = x, y
+        return y.detach()
+        ### END SOLUTION
+
+    def backward(self, key, grad):
+        """Run the backward pass of a micro-batch, and return the gradient of its x (None on the first stage).
+
+        Args:
+            key: of the micro-batch.
+            grad: the gradient of the output; on the last stage, the weight of the loss.
+        """
+        ### BEGIN SOLUTION
+        x, y = self.in_flight.pop(key)
+        y.backward(grad)
+        return None if x is None else x.grad
+        ### END SOLUTION
 
 # %% tags=["driver"]
-def step_over_the_cut(first, second, x, y):
-    """Run the step on linear layers with these weights; return what was sent and the gradients."""
+def two_stages(order, sizes, seeds):
+    """Run the passes of micro-batches over two stages on this rank.
+
+    Args:
+        order: of the passes, such as "F0 F1 B1 B0"; each runs on both stages.
+        sizes: samples of the micro-batches.
+        seeds: of the two parts' parameters.
+
+    Return whether an output has a history; the sizes of both in_flight after each pass; what the first stage's backward
+    passes return; and the losses, gradients of hidden states, and gradients of both parts' parameters.
+    """
+    from mytrainer.stage import Stage
+
+    from lablib import pipeline_parts, tensor
+
+    parts = [pipeline_parts.Part(number, 2, 2, 3, seed) for number, seed in enumerate(seeds)]
+    first, last = (Stage(part) for part in parts)
+    data = pipeline_parts.micro_batches(sizes, 3)
+    history, flights, firsts, losses, grads = [], [], [], [], []
+    for action in order.split():
+        number = int(action[1:])
+        if action[0] == "F":
+            y = first.forward(number, None, data[number])
+            loss = last.forward(number, y.detach().clone(), data[number])
+            history += [y.requires_grad, loss.requires_grad]
+            losses.append(loss.item())
+        else:
+            grad = last.backward(number, torch.tensor(sizes[number] / sum(sizes)))
+            if grad is None:
+                return [history, flights, "no gradient", []]
+            grads.append(tensor.projected(grad))
+            firsts.append(first.backward(number, grad.clone()) is None)
+        flights.append([len(first.in_flight), len(last.in_flight)])
+    return [history, flights, firsts, [*losses, *grads, *(one for part in parts for one in pipeline_parts.projected_gradients(part))]]
+
+
+def stage_alone(times, tokens, width, layers):
+    """Run both passes of micro-batches, one after another, on a stage in the middle of a model, on a GPU."""
+    from mytrainer.stage import Stage
+
+    from lablib import pipeline_parts
+
+    with torch.device("cuda"):
+        stage = Stage(pipeline_parts.Part(1, 3, layers, width, 0.0))
+        for number in range(times):
+            y = stage.forward(number, torch.zeros(tokens, width), None)
+            stage.backward(number, torch.zeros_like(y))
+            del y
+
+# %% tags=["check-setup"]
+def in_one_number(grad):
+    """Return the scalar product of a gradient with sines."""
+    from lablib import tensor
+
+    return float((grad.detach() * tensor.sines(grad.shape, 2.0)).sum())
+
+
+def parts_of_one_process(sizes, layers, seeds, width):
+    """Train a model in one process; return the micro-batches' losses, the gradients of their hidden states, and all parts' gradients.
+
+    Args:
+        sizes: samples of the micro-batches.
+        layers: of each part.
+        seeds: of each part.
+        width: of the hidden states.
+    """
     import torch
 
-    stages = []
-    for weight in (first, second):
-        matrix = torch.tensor(weight, dtype=torch.float64)
-        stage = torch.nn.Linear(matrix.shape[1], matrix.shape[0], bias=False, dtype=torch.float64)
-        stage.weight.data = matrix
-        stages.append(stage)
-    sent = train_step(*stages, torch.tensor(x, dtype=torch.float64), torch.tensor(y, dtype=torch.float64),
-                      torch.nn.functional.mse_loss, lambda tensor: tensor.detach().clone())
-    grads = [stage.weight.grad for stage in stages]
-    return {"sent forward": sent[0].tolist(), "sent back": sent[1].tolist(),
-            "gradient of the first": None if grads[0] is None else grads[0].tolist(),
-            "gradient of the second": None if grads[1] is None else grads[1].tolist()}
+    from lablib import tensor
 
-# %% nbgrader={"grade": true, "grade_id": "train-step-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
-check.function(
-    step_over_the_cut,
-    cases=[([[2.0]], [[3.0]], [[1.0]], [[5.0]])],
-    expected=[{"sent forward": [[2.0]], "sent back": [[6.0]],
-               "gradient of the first": [[6.0]], "gradient of the second": [[4.0]]}],
-    hints={
-        "The first stage has no gradients. Its backward pass starts at what it sent, with the gradient it received.":
-            [{"sent forward": [[2.0]], "sent back": [[6.0]],
-              "gradient of the first": None, "gradient of the second": [[4.0]]}],
-        "Send back the gradient of what arrived, not what arrived.":
-            [{"sent forward": [[2.0]], "sent back": [[2.0]],
-              "gradient of the first": [[2.0]], "gradient of the second": [[4.0]]}],
-    })
-### BEGIN HIDDEN TESTS
-def matrices(seed, size, samples):
-    draw = np.random.default_rng(seed)
-    return [draw.normal(size=shape).round(3).tolist()
-            for shape in ((size + 1, size), (2, size + 1), (samples, size), (samples, 2))]
+    weights = [[(tensor.sines((width, width), seed + 10 * layer) * 2 / width**0.5).requires_grad_() for layer in range(count)]
+               for count, seed in zip(layers, seeds, strict=True)]
+    losses, hidden = [], []
+    for number, size in enumerate(sizes):
+        x, between = tensor.sines((size, width), 3.0 + number), []
+        for part in weights:
+            for weight in part:
+                x = torch.tanh(x @ weight.T)
+            between.append(x)
+            x.retain_grad()
+        loss = (x - tensor.sines((size, width), 50.0 + number)).square().mean()
+        (loss * size / sum(sizes)).backward()
+        losses.append(loss.item())
+        hidden.append([in_one_number(one.grad) for one in between[:-1]])
+    return losses, hidden, [[in_one_number(weight.grad) for weight in part] for part in weights]
+
+# %% check="stage" points=5
+ORDERS = [{"order": "F0 F1 B0 B1", "sizes": [2, 1], "seeds": [1.0, 2.0]},
+          {"order": "F0 F1 F2 B1 B2 B0", "sizes": [1, 3, 2], "seeds": [4.0, 5.0]}]
+with check.parts():
+    with check.part(3, "computes the gradients of the whole model"):
+        for run in check.ranks(two_stages, ranks=1, cases=ORDERS, expected=None):
+            history, flights, firsts, values = run.values[0]
+            check.that(firsts != "no gradient", "The backward pass of the last stage returns no gradient of x. A received tensor is "
+                       "not part of any graph. What has to be true of x before the forward pass?")
+            check.that(not any(history), "What forward returns still has a history, so whoever sends it keeps the stage's "
+                       "activations alive.")
+            check.that(all(firsts), "The first stage has no x, so its backward pass returns None.")
+        check.ranks(two_stages, ranks=1, cases=ORDERS, rel=1e-4, expected=[[[[False, False, False, False], [[1, 1], [2, 2], [1, 1], [0, 0]], [True, True], [0.9163789, 1.052523, -0.125704,
+            0.1887935, -0.02565072, 0.1149605, 0.1829204, 0.336666]]], [[[False, False, False, False, False, False], [[1, 1], [2,
+            2], [3, 3], [2, 2], [1, 1], [0, 0]], [True, True, True], [0.4183432, 0.6554452, 0.7717767, 0.1336247, -0.07013125,
+            0.05949616, 0.2529911, 0.1603196, 0.2160318, -0.106054]]]], hints={
+            "The micro-batches share something: is each backward pass that of its own micro-batch?": [[[[False, False, False, False], [[1, 1], [2, 2], [1, 1], [0, 0]], [True, True], [0.9163789, 1.052523, 0.3775871,
+            0.5663806, -0.1352067, 0.2055037, 0.1877494, 0.3693697]]], [[[False, False, False, False, False, False], [[1, 1], [2,
+            2], [3, 3], [2, 2], [1, 1], [0, 0]], [True, True, True], [0.4183432, 0.6554452, 0.7717767, -0.1051968, -0.1753281,
+            -0.2103937, 0.4021423, 0.09848157, 0.08978213, -0.1701765]]]],
+            "The gradients of the second stage ignore grad: what weight has a micro-batch in the loss of the batch?": [[[[False, False, False, False], [[1, 1], [2, 2], [1, 1], [0, 0]], [True, True], [0.9163789, 1.052523, -0.1885561,
+            0.5663806, -0.07903804, 0.2340918, 0.3682554, 0.6896838]]], [[[False, False, False, False, False, False], [[1, 1], [2,
+            2], [3, 3], [2, 2], [1, 1], [0, 0]], [True, True, True], [0.4183432, 0.6554452, 0.7717767, 0.2672493, -0.2103936,
+            0.3569769, 0.8772247, 0.6016766, 0.6890281, -0.2811382]]]]})
+        ### BEGIN HIDDEN TESTS
+        def flights_of(order):
+            """Return the number of micro-batches in flight after each pass."""
+            counts, now = [], 0
+            for action in order.split():
+                now += 1 if action[0] == "F" else -1
+                counts.append([now, now])
+            return counts
 
 
-def right_step(first, second, x, y):
-    first, second, x, y = map(np.array, (first, second, x, y))
-    out = x @ first.T
-    slope = 2 * (out @ second.T - y) / y.size
-    back = slope @ second
-    return {"sent forward": out.tolist(), "sent back": back.tolist(),
-            "gradient of the first": (back.T @ x).tolist(), "gradient of the second": (slope.T @ out).tolist()}
+        def stages_of_one_process(order, sizes, seeds):
+            losses, hidden, gradients = parts_of_one_process(sizes, [2, 2], seeds, 3)
+            forwards, backwards = ([int(one[1:]) for one in order.split() if one[0] == kind] for kind in "FB")
+            return [[False] * 2 * len(sizes), flights_of(order), [True] * len(sizes),
+                    [*(losses[one] for one in forwards), *(hidden[one][0] for one in backwards), *sum(gradients, [])]]
 
 
-check.function(step_over_the_cut, cases=[matrices(**case) for case in check.draw(
-    6, seed=range(10**6), size=range(1, 5), samples=range(1, 5))], expected=right_step)
-### END HIDDEN TESTS
+        for order in ("F0 F1 F2 B2 B1 B0", "F0 B0 F1 F2 B1 B2", "F2 F1 B1 F0 B0 B2"):
+            check.ranks(two_stages, ranks=1, rel=1e-3, cases=check.draw(
+                1, order=[order], sizes=lambda dice: [dice.randint(1, 5) for _ in range(3)],
+                seeds=lambda dice: [dice.uniform(0, 99), dice.uniform(0, 99)]),
+                expected=lambda ranks, order, sizes, seeds: [stages_of_one_process(order, sizes, seeds)])
+        ### END HIDDEN TESTS
+    with check.part(2, "frees a micro-batch when its backward pass is done"):
+        for run in check.ranks(two_stages, ranks=1, cases=ORDERS, expected=None):
+            flights = run.values[0][1]
+            check.that(flights[0] == [1, 1], "in_flight has an entry for each micro-batch between its passes.")
+            check.that(flights[-1] == [0, 0], "After the last backward pass, in_flight is not empty.")
+        MEMORY = {"tokens": 65536, "width": 1024, "layers": 2}
+        cost = check.gpus(stage_alone, {"times": 6, **MEMORY}, "h100:1", least={"flops": 6 * 6 * 2 * 65536 * 1024**2})
+        check.pass_mark(cost.peak_memory, "Six micro-batches, one after another, take more memory than one. What is left of a "
+                        "micro-batch after its backward pass?", error=cost.memory_error, below=1.9)
 
-# %% [raw] tags=["mutant"] answer="train-step" hint="The first stage has no gradients"
-# -    out.backward(send(arrived.grad))
-# +    send(arrived.grad)
+# %% [raw] mutant="stage" hint="not part of any graph"
+# -            x = x.detach().requires_grad_()
+# +            x = x.detach()
 
-# %% [raw] tags=["mutant"] answer="train-step" hint="Send back the gradient"
-# -    out.backward(send(arrived.grad))
-# -    return out, arrived.grad
-# +    out.backward(send(arrived.detach()))
-# +    return out, arrived.detach()
+# %% [raw] mutant="stage" hint="still has a history"
+# -        return y.detach()
+# +        return y
+
+# %% [raw] mutant="stage" hint="in_flight is not empty"
+# -        x, y = self.in_flight.pop(key)
+# +        x, y = self.in_flight[key]
+
+# %% [raw] mutant="stage" hint="take more memory than one"
+# -        x, y = self.in_flight.pop(key)
+# -        y.backward(grad)
+# +        x, y = self.in_flight.pop(key)
+# +        self.done = getattr(self, "done", []) + [(x, y)]
+# +        y.backward(grad, retain_graph=True)
+
+# %% [raw] mutant="stage" hint="The micro-batches share something"
+# -        self.in_flight[key] = x, y
+# +        self.in_flight[key] = self.last = x, y
+# -        x, y = self.in_flight.pop(key)
+# -        y.backward(grad)
+# +        self.in_flight.pop(key)
+# +        x, y = self.last
+# +        y.backward(grad, retain_graph=True)
+
+# %% [raw] mutant="stage" hint="what weight has a micro-batch"
+# -        y.backward(grad)
+# +        y.backward(grad if y.dim() else None)
+
+# %% [raw] mutant="stage" hint="The first stage has no x"
+# -        return None if x is None else x.grad
+# +        return grad if x is None else x.grad
+
+# %% [raw] mutant="stage" hint="has an entry for each micro-batch"
+# -        self.in_flight[key] = x, y
+# -        return y.detach()
+# +        self.pending = getattr(self, "pending", {})
+# +        self.pending[key] = x, y
+# +        return y.detach()
+# -        x, y = self.in_flight.pop(key)
+# +        x, y = self.pending.pop(key)
 
 # %% [markdown]
-# This is all that a pipeline sends: activations forward and their gradients back, both of shape `[samples, sequence
-# length, hidden size]`. No weights cross the boundary, and no gradients of weights.
+# This is all that a pipeline sends: hidden states forward and their gradients back. No parameters cross the boundary,
+# and no gradients of parameters. So the traffic grows with the tokens of a micro-batch, and not with the model.
 #
 # ## Micro-batches
 #
-# Now comes the idea of **GPipe** ([Huang et al. 2019](https://arxiv.org/abs/1811.06965)). Split the batch, now
-# called the **mini-batch**, into **micro-batches**. When stage 0 has sent the first micro-batch on, it does not
-# wait but starts the second one. The gradients of the micro-batches accumulate in `.grad`, and the optimizer
-# takes one step for all of them. Is that still the same training? It is, if you average with care.
+# Now comes the idea of **GPipe** ([Huang et al., 2019](https://arxiv.org/abs/1811.06965)). Split the batch, now called
+# the **mini-batch**, into **micro-batches**. When stage 0 has sent the first micro-batch on, it does not wait but starts
+# the second one. The gradients of the micro-batches accumulate in `.grad`, and the optimizer takes one step for all of
+# them. Is that still the same training? It is, if you average with care: `grad` of your last stage decides.
 
 # %% [markdown]
-# ### Exercise 4: the gradient of the whole mini-batch
+# ### Exercise 2: the weight of a micro-batch
 #
-# `loss_of` returns the *mean* over the samples it is given. Accumulate the gradients of all micro-batches so that
-# `.grad` holds what one backward pass over the whole mini-batch would give. The last micro-batch may be smaller
-# than the others.
+# The last stage returns the mean loss of a micro-batch over its tokens. One process would return the mean over all
+# tokens of the mini-batch. Tokens without a loss (padding, or a prompt) do not count in either of them, so micro-batches
+# of equal size may have different numbers of tokens that count. Return the weight of each micro-batch:
 
-# %% nbgrader={"grade": false, "grade_id": "accumulate", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def accumulate(model, loss_of, micro_batches):
-    """Leave the mini-batch's gradient in `.grad`. micro_batches: a list of (x, y), len(x) samples each."""
+# %% answer="loss-weights"
+def loss_weights(tokens):
+    """Return a list with the weight of each micro-batch in the loss of the mini-batch.
+
+    Args:
+        tokens: the number of tokens with a loss in each micro-batch; at least one has such tokens.
+    """
     ### BEGIN SOLUTION
-    samples = sum(len(x) for x, _ in micro_batches)
-    for x, y in micro_batches:
-        loss = loss_of(model(x), y)
-        (loss * len(x) / samples).backward()
+    return [count / sum(tokens) for count in tokens]
+    ### END SOLUTION
+
+# %% check="loss-weights" points=2
+check.function(
+    loss_weights,
+    cases=[{"tokens": [2, 1, 1]}, {"tokens": [5]}, {"tokens": [0, 3, 9]}],
+    expected=[[0.5, 0.25, 0.25], [1.0], [0.0, 0.25, 0.75]],
+    hints={
+        "That is the mean over the micro-batches. Should one with few tokens count as much as one with many?":
+            [[1 / 3, 1 / 3, 1 / 3], [1.0], [1 / 3, 1 / 3, 1 / 3]],
+        "That is the sum over the micro-batches, but the loss of the mini-batch is a mean.":
+            [[1.0, 1.0, 1.0], [1.0], [1.0, 1.0, 1.0]],
+        "The last stage has already divided by the micro-batch's own tokens.": [[0.25, 0.25, 0.25], [0.2], [1 / 12, 1 / 12, 1 / 12]],
+    })
+### BEGIN HIDDEN TESTS
+check.function(loss_weights, cases=check.draw(12, tokens=lambda dice: [dice.randint(1, 4096) for _ in range(dice.randint(1, 9))]),
+               expected=lambda tokens: [count / sum(tokens) for count in tokens])
+### END HIDDEN TESTS
+
+# %% [raw] mutant="loss-weights" hint="the mean over the micro-batches"
+# -    return [count / sum(tokens) for count in tokens]
+# +    return [1 / len(tokens) for count in tokens]
+
+# %% [raw] mutant="loss-weights" hint="the loss of the mini-batch is a mean"
+# -    return [count / sum(tokens) for count in tokens]
+# +    return [1.0 for count in tokens]
+
+# %% [raw] mutant="loss-weights" hint="has already divided"
+# -    return [count / sum(tokens) for count in tokens]
+# +    return [1 / sum(tokens) for count in tokens]
+
+# %% [markdown]
+# ## A schedule is data
+#
+# In which order does a stage run its passes? That is the **schedule**. It is a list with an element per stage, and each
+# element is a list of **actions**: `"F3"` is the forward pass of micro-batch 3, and `"B3"` its backward pass. What an
+# action needs is implied. `F3` of stage 1 needs the result of `F3` of stage 0, and `B3` of stage 0 needs the result of
+# `B3` of stage 1. On every stage, `B3` needs what `F3` has left in flight.
+#
+# In GPipe, every stage runs the forward passes of **all** micro-batches and then all backward passes; then the optimizer
+# takes its step. The next mini-batch enters only after that step, so the pipeline drains between two mini-batches. This
+# is the **pipeline flush**. Because of it, every pass of a mini-batch uses the same parameters, and the result is the
+# same as without a pipeline.
+
+# %% [markdown]
+# ### Exercise 3: two schedules
+#
+# Write `gpipe.py`. Several answers are correct; yours is judged by its behavior. Is every action there? Does it run? Do
+# the stages compute at the same time?
+
+# %% answer="gpipe"
+%%writefile mytrainer/gpipe.py
+"""Two schedules, each a list with the actions of every stage: F3 and B3 are the passes of micro-batch 3."""
+
+
+def one_by_one(stages, micro_batches):
+    """Return the schedule in which one micro-batch at a time is in the pipeline."""
+    ### BEGIN SOLUTION
+    return [[f"{kind}{k}" for k in range(micro_batches) for kind in "FB"] for _ in range(stages)]
+    ### END SOLUTION
+
+
+def gpipe(stages, micro_batches):
+    """Return GPipe's schedule (Huang et al., 2019): all forward passes, then all backward passes."""
+    ### BEGIN SOLUTION
+    return [[f"F{k}" for k in range(micro_batches)] + [f"B{k}" for k in reversed(range(micro_batches))] for _ in range(stages)]
     ### END SOLUTION
 
 # %% tags=["driver"]
-def accumulated(weight, x, y, size):
-    """Return the weights' gradient after micro-batches of `size` samples."""
-    import torch
+def written_one_by_one(stages, micro_batches):
+    """Return the schedule of gpipe.py."""
+    import runpy
 
-    x, y = torch.tensor(x, dtype=torch.float64), torch.tensor(y, dtype=torch.float64)
-    model = torch.nn.Linear(x.shape[1], y.shape[1], bias=False, dtype=torch.float64)
-    model.weight.data = torch.tensor(weight, dtype=torch.float64)
-    accumulate(model, torch.nn.functional.mse_loss, list(zip(x.split(size), y.split(size), strict=True)))
-    return None if model.weight.grad is None else model.weight.grad.tolist()
+    import mytrainer.gpipe as file
 
-# %% nbgrader={"grade": true, "grade_id": "accumulate-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
-check.function(
-    accumulated,
-    cases=[{"weight": [[1.0]], "x": [[1.0], [1.0], [4.0]], "y": [[0.0], [0.0], [0.0]], "size": 2}],
-    expected=[[[12.0]]],
-    hints={
-        "That is the sum over the micro-batches, but the loss of the mini-batch is a mean.": [[[34.0]]],
-        "That is the mean over the micro-batches. Should the small one count as much as the large one?": [[[17.0]]],
-        "That is the last micro-batch alone. Do not zero gradients between micro-batches.": [[[32.0 / 3]]],
-    })
-### BEGIN HIDDEN TESTS
-def drawn_samples(seed, samples, inputs, size):
-    draw = np.random.default_rng(seed)
-    weight, x, y = (draw.normal(size=shape).round(3).tolist()
-                    for shape in ((2, inputs), (samples, inputs), (samples, 2)))
-    return {"weight": weight, "x": x, "y": y, "size": size}
+    now = runpy.run_path(f"{file.__name__.replace('.', '/')}.py")  # the file as it is now
+    return now["one_by_one"](stages, micro_batches)
 
 
-def whole_gradient(weight, x, y, size):
-    weight, x, y = map(np.array, (weight, x, y))
-    return ((2 * (x @ weight.T - y) / y.size).T @ x).tolist()
+def written_gpipe(stages, micro_batches):
+    """Return the schedule of gpipe.py."""
+    import runpy
 
+    import mytrainer.gpipe as file
 
-check.function(accumulated, cases=[drawn_samples(**case) for case in check.draw(
-    8, seed=range(10**6), samples=range(1, 9), inputs=range(1, 4), size=range(1, 6))], expected=whole_gradient)
-### END HIDDEN TESTS
+    now = runpy.run_path(f"{file.__name__.replace('.', '/')}.py")  # the file as it is now
+    return now["gpipe"](stages, micro_batches)
 
-# %% [raw] tags=["mutant"] answer="accumulate" hint="the loss of the mini-batch is a mean"
-# -        (loss * len(x) / samples).backward()
-# +        loss.backward()
+# %% check="gpipe" points=4
+with check.parts():
+    with check.part(1, "one_by_one"):
+        check.schedule(
+            written_one_by_one,
+            cases=[(2, 1), (2, 3), (4, 2)],
+            live=[1, 1, 1],
+            hints={"All forward passes come before the backward passes, so the micro-batches overlap. Run one at a time.": "gpipe",
+                   "Return a list with an element per stage. How many stages are there?": "wrong stages",
+                   "Micro-batches are numbered from 0, and each needs one F and one B on every stage.": "incomplete"})
+        ### BEGIN HIDDEN TESTS
+        check.schedule(written_one_by_one, cases=check.draw(12, stages=range(1, 9), micro_batches=range(1, 9)),
+                       live=lambda stages, micro_batches: 1)
+        ### END HIDDEN TESTS
+    with check.part(3, "gpipe"):
+        check.schedule(
+            written_gpipe,
+            cases=[{"stages": 4, "micro_batches": 8}, {"stages": 2, "micro_batches": 3}, {"stages": 1, "micro_batches": 2}],
+            like="gpipe",
+            hints={
+                "It works for some pipelines only. Which number did you hard-code?": "some sizes",
+                "One micro-batch at a time is what GPipe avoids. Which stages are busy meanwhile?": "one at a time",
+                "The stages deadlock. Follow micro-batch 0 by hand: in which order do its forward and backward "
+                "passes reach each stage?": "deadlock",
+                "No two stages ever run forward passes at once in this order. A stage should process micro-batches in the order "
+                "in which they arrive.": "serial forwards",
+                "No two stages ever run backward passes at once in this order. A stage should process gradients in the order in "
+                "which they arrive.": "serial backwards",
+                "A backward pass precedes a forward pass. In GPipe all forward passes come first.": "forwards first",
+                "Each stage needs an F and a B of each micro-batch, numbered from 0.": "incomplete",
+            })
+        ### BEGIN HIDDEN TESTS
+        check.schedule(written_gpipe, cases=check.draw(16, stages=range(1, 9), micro_batches=range(1, 17)), like="gpipe")
+        ### END HIDDEN TESTS
 
-# %% [raw] tags=["mutant"] answer="accumulate" hint="That is the mean"
-# -        (loss * len(x) / samples).backward()
-# +        (loss / len(micro_batches)).backward()
+# %% [raw] mutant="gpipe" hint="so the micro-batches overlap"
+# -    return [[f"{kind}{k}" for k in range(micro_batches) for kind in "FB"] for _ in range(stages)]
+# +    return [[f"{kind}{k}" for kind in "FB" for k in range(micro_batches)] for _ in range(stages)]
 
-# %% [raw] tags=["mutant"] answer="accumulate" hint="That is the last"
-# -        loss = loss_of(model(x), y)
-# +        model.zero_grad()
-# +        loss = loss_of(model(x), y)
+# %% [raw] mutant="gpipe" hint="How many stages are there"
+# -    return [[f"{kind}{k}" for k in range(micro_batches) for kind in "FB"] for _ in range(stages)]
+# +    return [[f"{kind}{k}" for k in range(micro_batches) for kind in "FB"] for _ in range(micro_batches)]
 
-# %% [markdown]
-# (For text, count tokens instead of samples, because padding has no loss. The trainer also divides by the number of
-# tokens.)
-#
-# ## GPipe
-#
-# GPipe's order is simple. Every stage runs the forward passes of **all** micro-batches and then all backward
-# passes; then the optimizer takes its step. The next mini-batch enters only after that step, so the pipeline drains
-# between two mini-batches. This is the **pipeline flush**. Because of it, every pass of a mini-batch uses the same
-# weights, and the result is the same as without a pipeline.
+# %% [raw] mutant="gpipe" hint="each needs one F and one B on every stage"
+# -    return [[f"{kind}{k}" for k in range(micro_batches) for kind in "FB"] for _ in range(stages)]
+# +    return [[f"{kind}{k + 1}" for k in range(micro_batches) for kind in "FB"] for _ in range(stages)]
 
-# %% [markdown]
-# ### Exercise 5: write GPipe
-#
-# Write the schedule for any number of stages and micro-batches, in the same form as above: one string per stage.
-# Several answers are correct; yours is judged by its behavior. Is every micro-batch there? Does it run without a
-# deadlock? Do the stages compute at the same time?
+# %% [raw] mutant="gpipe" hint="One micro-batch at a time is"
+# -    return [[f"F{k}" for k in range(micro_batches)] + [f"B{k}" for k in reversed(range(micro_batches))] for _ in range(stages)]
+# +    return one_by_one(stages, micro_batches)
 
-# %% nbgrader={"grade": false, "grade_id": "my-gpipe", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def my_gpipe(stages, micro_batches):
-    """Return GPipe's schedule, one string per stage: all forward passes, then all backward passes."""
-    ### BEGIN SOLUTION
-    forwards = [f"F{k}" for k in range(micro_batches)]
-    backwards = [f"B{k}" for k in reversed(range(micro_batches))]  # the last one's activations are fresh
-    return [" ".join(forwards + backwards)] * stages
-    ### END SOLUTION
+# %% [raw] mutant="gpipe" hint="It works for some"
+# -    return [[f"F{k}" for k in range(micro_batches)] + [f"B{k}" for k in reversed(range(micro_batches))] for _ in range(stages)]
+# +    return [[f"F{k}" for k in range(micro_batches)] + [f"B{k}" for k in range(micro_batches)] for _ in range(4)]
 
-# %% nbgrader={"grade": true, "grade_id": "my-gpipe-check", "locked": true, "points": 4, "schema_version": 3, "solution": false, "task": false}
-check.schedule(
-    my_gpipe,
-    cases=[{"stages": 4, "micro_batches": 8}, {"stages": 2, "micro_batches": 3}, {"stages": 1, "micro_batches": 2}],
-    like="gpipe",
-    hints={
-        "It works for some pipelines only. Which number did you hard-code?": "some sizes",
-        "One micro-batch at a time is what GPipe avoids. Which stages are busy meanwhile?": "one at a time",
-        "The stages deadlock. Follow micro-batch 0 by hand: in which order do its forward and backward "
-        "passes reach each stage?": "deadlock",
-        "No two stages ever run forward passes at once in this order. A stage should process micro-batches in the order in "
-        "which they arrive.": "serial forwards",
-        "No two stages ever run backward passes at once in this order. A stage should process gradients in the order in which "
-        "they arrive.": "serial backwards",
-        "A backward pass precedes a forward pass. In GPipe all forward passes come first.": "forwards first",
-        "Each stage needs an F and a B of each micro-batch, numbered from 0.": "incomplete",
-    })
-### BEGIN HIDDEN TESTS
-check.schedule(my_gpipe, cases=check.draw(16, stages=range(1, 9), micro_batches=range(1, 17)), like="gpipe")
-### END HIDDEN TESTS
+# %% [raw] mutant="gpipe" hint="The stages deadlock. Follow"
+# -    return [[f"F{k}" for k in range(micro_batches)] + [f"B{k}" for k in reversed(range(micro_batches))] for _ in range(stages)]
+# +    last = [f"F{k}" for k in range(micro_batches)] + [f"B{k}" for k in range(micro_batches)]
+# +    return one_by_one(stages - 1, micro_batches) + [last]
 
-# %% [raw] tags=["mutant"] answer="my-gpipe" hint="One micro-batch at a time"
-# def my_gpipe(stages, micro_batches):
-#     return [" ".join(f"F{k} B{k}" for k in range(micro_batches))] * stages
+# %% [raw] mutant="gpipe" hint="No two stages ever run backward"
+# -    return [[f"F{k}" for k in range(micro_batches)] + [f"B{k}" for k in reversed(range(micro_batches))] for _ in range(stages)]
+# +    backwards = [f"B{k}" for k in range(micro_batches)]
+# +    return [[f"F{k}" for k in range(micro_batches)] + backwards[::1 if stage % 2 else -1] for stage in range(stages)]
 
-# %% [raw] tags=["mutant"] answer="my-gpipe" hint="It works for some"
-# def my_gpipe(stages, micro_batches):
-#     order = [f"F{k}" for k in range(micro_batches)] + [f"B{k}" for k in range(micro_batches)]
-#     return [" ".join(order)] * 4
+# %% [raw] mutant="gpipe" hint="No two stages ever run forward"
+# -    return [[f"F{k}" for k in range(micro_batches)] + [f"B{k}" for k in reversed(range(micro_batches))] for _ in range(stages)]
+# +    forwards = [f"F{k}" for k in range(micro_batches)]
+# +    return [forwards[::-1 if stage % 2 else 1] + [f"B{k}" for k in range(micro_batches)] for stage in range(stages)]
 
-# %% [raw] tags=["mutant"] answer="my-gpipe" hint="The stages deadlock. Follow"
-# def my_gpipe(stages, micro_batches):
-#     last = [f"F{k}" for k in range(micro_batches)] + [f"B{k}" for k in range(micro_batches)]
-#     others = [f"F{k} B{k}" for k in range(micro_batches)]
-#     return [" ".join(others)] * (stages - 1) + [" ".join(last)]
+# %% [raw] mutant="gpipe" hint="A backward pass precedes"
+# -    return [[f"F{k}" for k in range(micro_batches)] + [f"B{k}" for k in reversed(range(micro_batches))] for _ in range(stages)]
+# +    schedule = []
+# +    for stage in range(stages):
+# +        early = min(stages - 1 - stage, micro_batches)
+# +        order = [f"F{k}" for k in range(early)]
+# +        for k in range(early, micro_batches):
+# +            order += [f"F{k}", f"B{k - early}"]
+# +        schedule.append(order + [f"B{k}" for k in range(micro_batches - early, micro_batches)])
+# +    return schedule
 
-# %% [raw] tags=["mutant"] answer="my-gpipe" hint="No two stages ever run backward"
-# -    return [" ".join(forwards + backwards)] * stages
-# +    return [" ".join(forwards + backwards[::1 if stage % 2 else -1]) for stage in range(stages)]
-
-# %% [raw] tags=["mutant"] answer="my-gpipe" hint="runs B7 (position 0) before F7"
-# -    return [" ".join(forwards + backwards)] * stages
-# +    return [" ".join(backwards + forwards)] * stages
-
-# %% [raw] tags=["mutant"] answer="my-gpipe" hint="No two stages ever run forward"
-# def my_gpipe(stages, micro_batches):
-#     forwards, backwards = range(micro_batches), range(micro_batches)
-#     text = []
-#     for stage in range(stages):
-#         order = forwards if stage % 2 == 0 else reversed(forwards)
-#         text.append(" ".join([f"F{k}" for k in order] + [f"B{k}" for k in backwards]))
-#     return text
-
-# %% [raw] tags=["mutant"] answer="my-gpipe" hint="A backward pass precedes"
-# def my_gpipe(stages, micro_batches):
-#     text = []
-#     for stage in range(stages):
-#         early = min(stages - 1 - stage, micro_batches)
-#         order = [f"F{k}" for k in range(early)]
-#         for k in range(early, micro_batches):
-#             order += [f"F{k}", f"B{k - early}"]
-#         order += [f"B{k}" for k in range(micro_batches - early, micro_batches)]
-#         text.append(" ".join(order))
-#     return text
-
-# %% [raw] tags=["mutant"] answer="my-gpipe" hint="Each stage needs an"
-# -    forwards = [f"F{k}" for k in range(micro_batches)]
-# +    forwards = [f"F{k}" for k in range(1, micro_batches)]
+# %% [raw] mutant="gpipe" hint="Each stage needs an F and a B"
+# -    return [[f"F{k}" for k in range(micro_batches)] + [f"B{k}" for k in reversed(range(micro_batches))] for _ in range(stages)]
+# +    return [[f"F{k}" for k in range(micro_batches)] + [f"B{k}" for k in range(1, micro_batches)] for _ in range(stages)]
 
 # %% [markdown]
-# Look at it. Move the slider and count how many stages are busy at each moment. Below each stage you see how many
-# micro-batches' activations it holds, which matters later.
+# Now look at both. A backward pass takes twice as long as a forward pass here. Step through GPipe with the slider and
+# count how many stages are busy at each moment. The strip below each stage shows how many micro-batches it has in
+# flight.
 
 # %% tags=["explore"]
-if my_gpipe(4, 6):
-    display(plots.pipeline(simulate(parse(my_gpipe(4, 6)), CLOCK), "My GPipe", steps=True))
+CLOCK = Durations(forward=1, backward=1, weight=1)  # a backward pass: its two matmuls, one unit each
 
-# %% [markdown]
-# The trainer validates every schedule before running it, and explains what is wrong. This one is wrong on purpose:
-# stage 0 insists on finishing micro-batch 0, and stage 1 wants micro-batch 1 first.
 
-# %% tags=["explore"]
-for problem in problems(parse(["F0 B0 F1 B1", "F0 F1 B0 B1"])):
-    print(problem)
+def schedules_of(stages, micro_batches):
+    """Return both schedules of gpipe.py."""
+    from mytrainer import gpipe
 
-# %% [markdown]
-# ### Train with it
-#
-# Your function goes into a file, and the trainer loads it with `--schedule`. Train the small GPT on four ranks,
-# on the CPUs of two nodes, first with the trainer's own GPipe and then with yours. Then use yours with two
-# stages, on one node.
+    return gpipe.one_by_one(stages, micro_batches), gpipe.gpipe(stages, micro_batches)
 
-# %% tags=["explore"]
-import inspect
-from pathlib import Path
 
-Path("code/my_gpipe.py").write_text(inspect.getsource(my_gpipe))
-!cat code/my_gpipe.py
-
-# %% tags=["explore"] short={"--train-iters 6": "--train-iters 3 --hidden-size 64 --seq-length 64"}
-SHORT = "--train-iters 6 --log-interval 1 --eval-iters 0"
-!sbatch code/pp_two_nodes.sh {SHORT} --schedule gpipe --timeline megatron/timeline/built_in
-
-# %% tags=["explore"]
-built_in = jobs.wait()
-
-# %% tags=["explore"]
-!sbatch code/pp_two_nodes.sh {SHORT} --schedule code/my_gpipe.py --timeline megatron/timeline/mine
-
-# %% tags=["explore"]
-mine = jobs.wait()
-
-# %% tags=["explore"]
-!sbatch --nodes=1 code/pp_two_nodes.sh {SHORT} --schedule code/my_gpipe.py --pipeline-model-parallel-size 2
-
-# %% tags=["explore"]
-two_stages = jobs.wait()
-
-# %% tags=["explore"]
-print("iteration   built-in       mine   mine, 2 stages")
-for lines in zip(*(logs.read(job.log).iterations for job in (built_in, mine, two_stages)), strict=True):
-    print(f"{lines[0].iteration:9}" + "".join(f"{line.loss or math.nan:11.6f}" for line in lines))
-
-# %% [markdown]
-# The losses agree up to rounding: the order of the passes does not change the mini-batch's gradient. This holds
-# for four stages and for two. Here is the real run, and below it the simulated schedule with the same mean durations:
-
-# %% tags=["explore"]
-plots.pipeline("megatron/timeline/mine", "My GPipe", simulated=True)
-
-# %% [markdown]
-# Do not be surprised if the real timeline is ragged. All ranks share this machine's cores, so a stage that runs
-# alone is faster than four that run at once. Only four devices can show what a pipeline is good for. Here they
-# are, virtual: the same batch of 8 samples as in the beginning, now in 8 micro-batches. How many times faster
-# will the step be?
-
-# %% nbgrader={"grade": false, "grade_id": "guess-times", "locked": false, "schema_version": 3, "solution": true, "task": false}
-### BEGIN SOLUTION
-guess_times = 3
-### END SOLUTION
-
-# %% tags=["explore"] short={"--train-iters 4": "--train-iters 1 --timeline-iteration 1"}
-!sbatch code/virtual_v100.sh --pipeline-model-parallel-size 4 --schedule code/my_gpipe.py --train-iters 4 \
-    --log-interval 1 --micro-batch-size 1 --global-batch-size 8 --timeline megatron/timeline/eight_parts
-
-# %% tags=["explore"]
-eight_parts = jobs.wait()
-
-# %% tags=["explore"]
-parts = plots.timeline("megatron/timeline/eight_parts")
-check.compare("times as fast (virtual)", guess_times, float(alone.total / parts.total))
-plots.pipelines(one_batch="megatron/timeline/one_at_a_time", eight_micro_batches="megatron/timeline/eight_parts")
+one, all_forwards = run_ranks(schedules_of, 1, 3, 2)[0], run_ranks(schedules_of, 1, 4, 6)[0][1]
+if one[0]:
+    display(plots.pipeline(simulate(parse_schedule(one[0]), CLOCK), "One at a time"))
+if all_forwards:
+    display(plots.pipeline(simulate(parse_schedule(all_forwards), CLOCK), "My GPipe", steps=True))
 
 # %% [markdown]
 # ## The bubble
 #
-# How large is the gray part that remains? Measure time in units of one micro-batch on one stage, with $p$ stages and
-# $m$ micro-batches. Look at one row of your GPipe:
+# How large is the gray part that remains? Measure time in units of one micro-batch on one stage, with $p$ stages and $m$
+# micro-batches. Look at one row of your GPipe. A stage is busy for $m$ forward and $m$ backward passes. When does its
+# first forward pass start, and when does its last backward pass end?
 #
-# - A stage is **busy** for $m$ forward and $m$ backward passes.
-# - The last stage's first forward pass waits until the $p - 1$ stages before it have finished theirs, and at the end
-#   stage 0 waits for as many backward passes. Every stage loses the same time, at the beginning, in the middle, or at
-#   the end.
-#
-# The **bubble fraction** is the idle share of the whole step. Work out how long a step takes, and for how much of it a
-# stage is busy.
+# There are two ways to put the idle time into a number. The **bubble fraction** divides it by the length of the whole
+# step. The **bubble overhead** divides it by the time that a stage is busy. Read papers with care: Narayanan et al.
+# ([2021](https://arxiv.org/abs/2104.04473), section 2.2) call the overhead the "bubble time fraction".
 
 # %% [markdown]
-# ### Exercise 6: the bubble fraction
+# ### Exercise 4: the bubble fraction
 #
 # Assume that all stages take the same time and communication takes none:
 
-# %% nbgrader={"grade": false, "grade_id": "bubble", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% answer="bubble"
 def bubble(p, m):
     """Return the bubble fraction of GPipe, 0 to 1, for p stages and m micro-batches."""
     ### BEGIN SOLUTION
     return (p - 1) / (m + p - 1)
     ### END SOLUTION
 
-# %% nbgrader={"grade": true, "grade_id": "bubble-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
+# %% check="bubble" points=2
 check.function(
     bubble,
     cases=[(4, 1), (4, 7), (1, 5), (5, 16)],
@@ -584,19 +642,19 @@ check.function(bubble, cases=check.draw(20, p=range(1, 65), m=range(1, 1025)),
                expected=lambda p, m: (p - 1) / (m + p - 1))
 ### END HIDDEN TESTS
 
-# %% [raw] tags=["mutant"] answer="bubble" hint="the bubble overhead"
+# %% [raw] mutant="bubble" hint="the bubble overhead"
 # -    return (p - 1) / (m + p - 1)
 # +    return (p - 1) / m
 
-# %% [raw] tags=["mutant"] answer="bubble" hint="That is the share"
+# %% [raw] mutant="bubble" hint="That is the share"
 # -    return (p - 1) / (m + p - 1)
 # +    return m / (m + p - 1)
 
-# %% [raw] tags=["mutant"] answer="bubble" hint="At the start all"
+# %% [raw] mutant="bubble" hint="At the start all"
 # -    return (p - 1) / (m + p - 1)
 # +    return p / (m + p)
 
-# %% [raw] tags=["mutant"] answer="bubble" hint="That ignores the number"
+# %% [raw] mutant="bubble" hint="That ignores the number"
 # -    return (p - 1) / (m + p - 1)
 # +    return 0.75
 
@@ -606,86 +664,1598 @@ plots.bubbles(bubble)
 # %% [markdown]
 # Each line is a number of stages. What matters is the number of micro-batches *per stage*: with four times as many
 # micro-batches as stages, the bubble fraction is below a fifth.
+
+# %% [markdown]
+# ## From a model to stages
 #
-# Does the formula hold for the runs? The last virtual stage is slower than the others, and the real stages share
-# their cores:
+# Where can you cut a model? Between any two layers of a *sequence*. GPT-2 is one, if you look at it the right way: the
+# embeddings come first (call them *pre*), then $L$ blocks that all map hidden states to hidden states, and then the last
+# norm, the output layer, and the loss (*post*). Libraries such as torchgpipe take this literally and ask for an
+# `nn.Sequential`. That has its price. Each layer then gets what the previous one returns, and nothing else. If the last
+# stage needs labels or a loss mask, or all blocks need an attention mask, these have to be part of that result. It
+# becomes a tuple of tensors that every layer takes and returns, and every boundary sends all of it: no numbers, no
+# dictionaries, no `None`. A matrix that two layers share fits into no sequence at all.
+#
+# Your stages take two arguments instead: the hidden states, which only the previous stage has, and the micro-batch,
+# which every rank can read from disk. So a boundary sends what nobody else knows, and no more.
+
+# %% [markdown]
+# ### Exercise 5: a stage of your Llama
+#
+# Write `llama_stage.py` with the classes of your `llama.py` and `vocabulary.py`. The check has stand-ins with the same
+# interface.
+#
+# - Every parameter has the name that it has in the whole `Llama`, whose `layers` is a list. So a checkpoint of one can
+#   be read by the other, and initial values by name do not depend on the layout.
+# - A stage builds what it has, and nothing else. Building the whole model first and deleting the rest would need the
+#   memory that you do not have.
+# - A stage may be the first and the last one, and it may have no layers.
+# - The logits come from `region.columns`, as in `Llama`. The loss has no dimensions.
+
+# %% answer="llama-stage"
+%%writefile mytrainer/llama_stage.py
+"""A part of your Llama, for one stage of a pipeline."""
+
+import torch
+from mytrainer.llama import Layer, RMSNorm
+from mytrainer.vocabulary import VocabParallelEmbedding, cross_entropy
+
+
+class LlamaStage(torch.nn.Module):
+    """Consecutive layers of a Llama, and the ends of the model that belong to the stage.
+
+    Every parameter has the name that it has in the whole Llama: the first layer of the second of two stages of a model of
+    eight layers is layers.4.
+
+    Attributes:
+        embedding: VocabParallelEmbedding, on the first stage only.
+        layers: torch.nn.ModuleDict of Layer, by the layer's number in the model as a string.
+        norm, head: RMSNorm and VocabParallelEmbedding, on the last stage only.
+    """
+
+    def __init__(self, shape, region, numbers, is_first, is_last):
+        """Args:
+            shape: as for Llama.
+            region: the ranks that share the stage.
+            numbers: of the stage's layers.
+            is_first: whether the stage begins with the embedding.
+            is_last: whether the stage ends with the norm, the output layer, and the loss.
+        """
+        super().__init__()
+        ### BEGIN SOLUTION
+        self.region, self.is_first, self.is_last = region, is_first, is_last
+        if is_first:
+            self.embedding = VocabParallelEmbedding(shape.vocab_size, shape.hidden_size, region)
+        self.layers = torch.nn.ModuleDict({str(number): Layer(shape, region) for number in numbers})
+        if is_last:
+            self.norm = RMSNorm(shape.hidden_size, region, shape.epsilon)
+            self.head = VocabParallelEmbedding(shape.vocab_size, shape.hidden_size, region)
+        ### END SOLUTION
+
+    def forward(self, x, data):
+        """Return the hidden states [s, b, h] of the last layer, or on the last stage the mean loss (fp32, no dimensions).
+
+        Args:
+            x: hidden states of the previous stage, or None on the first stage.
+            data: the micro-batch, with tokens, labels (int64), and loss_mask (0 or 1), all [s, b]. The loss is the mean over
+                the tokens whose mask is 1.
+        """
+        ### BEGIN SOLUTION
+        if self.is_first:
+            x = self.embedding(data.tokens)
+        for layer in self.layers.values():
+            x = layer(x)
+        if not self.is_last:
+            return x
+        (logits,) = self.region.columns(self.norm(x), self.head)
+        losses = cross_entropy(logits, data.labels, self.head.first, self.region)
+        return (losses * data.loss_mask).sum() / data.loss_mask.sum()
+        ### END SOLUTION
+
+# %% tags=["driver"]
+def llama_in_stages(split, seed, tokens, labels, mask):
+    """Build all stages of a small Llama, and run both passes of a micro-batch over them in this process.
+
+    Args:
+        split: the layers' numbers of each stage.
+        seed: of the parameters.
+        tokens, labels, mask: lists [s, b].
+
+    Return for each stage the names of its parameters, and the classes that it built; the number of dimensions of each
+    result; how many layers went through region.columns; and the loss, with one number for each parameter's gradient.
+    """
+    import zlib
+
+    from lablib import llama_parts, tensor
+
+    llama_parts.install()
+    from mytrainer.llama_stage import LlamaStage
+
+    class Counting(llama_parts.Region):
+        layers = 0
+
+        def columns(self, x, *layers):
+            self.layers += len(layers)
+            return super().columns(x, *layers)
+
+    region, stages, built = Counting(), [], []
+    shape = llama_parts.Shape(layers=sum(map(len, split)))
+    for number, numbers in enumerate(split):
+        llama_parts.built.clear()
+        stages.append(LlamaStage(shape, region, numbers, number == 0, number == len(split) - 1))
+        built.append(sorted(llama_parts.built))
+    names = [[name for name, _ in stage.named_parameters()] for stage in stages]
+    with torch.no_grad():
+        for stage in stages:
+            for name, one in stage.named_parameters():
+                one.copy_(0.5 * tensor.sines(one.shape, seed + zlib.crc32(name.encode()) % 97) + (one.dim() == 1))
+    x, dims = None, []
+    data = llama_parts.Tokens(torch.tensor(tokens), torch.tensor(labels), torch.tensor(mask))
+    for stage in stages:
+        x = stage(x, data)
+        dims.append(x.dim())
+        if stage is not stages[-1] and x.dim() != 3:
+            break
+    if dims[-1] == 0:
+        x.backward()
+    grads = {name: tensor.projected(one.grad) for stage in stages for name, one in stage.named_parameters() if one.grad is not None}
+    return [[sorted(one) for one in names], built, dims, region.layers, [x.item() if dims[-1] == 0 else 0.0, *(grads[name] for name in sorted(grads))]]
+
+# %% tags=["check-setup"]
+def llama_of_one_process(layers, seed, tokens, labels, mask):
+    """Return the loss of the whole model, and one number for each parameter's gradient, by name."""
+    import zlib
+
+    import torch
+    import torch.nn.functional as F
+
+    from lablib import tensor
+
+    shapes = {"embedding.weight": (7, 4), "norm.weight": (4,), "head.weight": (7, 4)} | {f"layers.{one}.weight": (4, 4) for one in range(layers)}
+    weights = {name: (0.5 * tensor.sines(shape, seed + zlib.crc32(name.encode()) % 97) + (len(shape) == 1)).requires_grad_()
+               for name, shape in shapes.items()}
+    x = weights["embedding.weight"][torch.tensor(tokens)]
+    for number in range(layers):
+        x = x + (x @ weights[f"layers.{number}.weight"].T).tanh()
+    x = x * (x.square().mean(-1, keepdim=True) + 1e-2).rsqrt() * weights["norm.weight"]
+    losses = F.cross_entropy((x @ weights["head.weight"].T).flatten(0, 1), torch.tensor(labels).flatten(), reduction="none")
+    counted = torch.tensor(mask).flatten()
+    loss = (losses * counted).sum() / counted.sum()
+    loss.backward()
+    return [loss.item(), *(in_one_number(weights[name].grad) for name in sorted(weights))]
+
+
+def names_of_stages(split):
+    """Return the names of each stage's parameters, sorted, and the classes that it builds."""
+    names, built = [], []
+    for number, numbers in enumerate(split):
+        is_first, is_last = number == 0, number == len(split) - 1
+        names.append(sorted(["embedding.weight"] * is_first + [f"layers.{one}.weight" for one in numbers] + ["norm.weight", "head.weight"] * is_last))
+        built.append(["Layer"] * len(numbers) + ["RMSNorm"] * is_last + ["VocabParallelEmbedding"] * (is_first + is_last))
+    return names, built
+
+# %% check="llama-stage" points=5
+def require_stages(run, split):
+    names, built, dims, columns, _ = run.values[0]
+    right, classes = names_of_stages(split)
+    for number, numbers in enumerate(split):
+        more = [one for one in set(built[number]) if built[number].count(one) > classes[number].count(one)]
+        check.that(not more, f"Stage {number} of {len(split)} builds more than it has, of {more}. Its layers are {numbers}.")
+        check.that(names[number] == right[number], f"The parameters of stage {number} are {names[number]}. In the whole model, what is the "
+                   f"name of layer {numbers[0] if numbers else 0}, and which ends belong to this stage?")
+    check.that(all(one == 3 for one in dims[:len(split) - 1]), "A stage that is not the last one returns hidden states [s, b, h].")
+    check.that(dims[-1] == 0, "The result of the last stage has dimensions. It is the mean loss of the micro-batch.")
+    check.that(columns == 1, "The output layer is column-parallel: its logits come from region.columns.")
+
+
+TEXT = {"tokens": [[1, 4], [2, 2], [6, 0]], "labels": [[2, 2], [6, 0], [3, 5]], "mask": [[1, 1], [1, 0], [1, 0]]}
+CASES = [{"split": [[0, 1], [2], [3]], "seed": 1.0, **TEXT}, {"split": [[], [0]], "seed": 2.0, **TEXT}]
+with check.parts():
+    with check.part(2, "builds its part of the model"):
+        for case, run in zip(CASES, check.ranks(llama_in_stages, ranks=1, cases=CASES, expected=None), strict=True):
+            require_stages(run, case["split"])
+    with check.part(3, "computes what the whole model computes"):
+        check.ranks(llama_in_stages, ranks=1, cases=CASES, rel=1e-4, expected=[[[[["embedding.weight", "layers.0.weight", "layers.1.weight"], ["layers.2.weight"], ["head.weight", "layers.3.weight",
+            "norm.weight"]], [["Layer", "Layer", "VocabParallelEmbedding"], ["Layer"], ["Layer", "RMSNorm",
+            "VocabParallelEmbedding"]], [3, 3, 0], 1, [2.462285, -0.08703241, 0.267261, 0.3221471, 0.253231, 0.3537837, 0.4192049,
+            -0.06786509]]], [[[["embedding.weight"], ["head.weight", "layers.0.weight", "norm.weight"]],
+            [["VocabParallelEmbedding"], ["Layer", "RMSNorm", "VocabParallelEmbedding"]], [3, 0], 1, [1.929754, -0.551287,
+            -0.2000683, 3.38035, 0.168798]]]], hints={
+            "Some tokens have no loss: which of them count?": [[[[["embedding.weight", "layers.0.weight", "layers.1.weight"], ["layers.2.weight"], ["head.weight", "layers.3.weight",
+            "norm.weight"]], [["Layer", "Layer", "VocabParallelEmbedding"], ["Layer"], ["Layer", "RMSNorm",
+            "VocabParallelEmbedding"]], [3, 3, 0], 1, [2.543458, -0.1373453, -0.1751886, 0.4534882, 0.2485649, 0.4630311,
+            1.404433, 0.04501822]]], [[[["embedding.weight"], ["head.weight", "layers.0.weight", "norm.weight"]],
+            [["VocabParallelEmbedding"], ["Layer", "RMSNorm", "VocabParallelEmbedding"]], [3, 0], 1, [2.067647, -0.4313768,
+            -0.4847983, 2.373243, 0.2199445]]]],
+            "That is the mean over all tokens, and those without a loss count as zero.": [[[[["embedding.weight", "layers.0.weight", "layers.1.weight"], ["layers.2.weight"], ["head.weight", "layers.3.weight",
+            "norm.weight"]], [["Layer", "Layer", "VocabParallelEmbedding"], ["Layer"], ["Layer", "RMSNorm",
+            "VocabParallelEmbedding"]], [3, 3, 0], 1, [1.641523, -0.05802149, 0.178174, 0.2147646, 0.1688207, 0.2358557,
+            0.2794699, -0.0452434]]], [[[["embedding.weight"], ["head.weight", "layers.0.weight", "norm.weight"]],
+            [["VocabParallelEmbedding"], ["Layer", "RMSNorm", "VocabParallelEmbedding"]], [3, 0], 1, [1.286502, -0.3675247,
+            -0.1333789, 2.253567, 0.112532]]]],
+            "The hidden states need the last norm before the output layer.": [[[[["embedding.weight", "layers.0.weight", "layers.1.weight"], ["layers.2.weight"], ["head.weight", "layers.3.weight",
+            "norm.weight"]], [["Layer", "Layer", "VocabParallelEmbedding"], ["Layer"], ["Layer", "RMSNorm",
+            "VocabParallelEmbedding"]], [3, 3, 0], 1, [1.994664, -0.04485117, 0.09538543, 0.07176128, 0.0363622, 0.06935202,
+            0.1312673]]], [[[["embedding.weight"], ["head.weight", "layers.0.weight", "norm.weight"]],
+            [["VocabParallelEmbedding"], ["Layer", "RMSNorm", "VocabParallelEmbedding"]], [3, 0], 1, [1.913091, -0.02658074,
+            0.06303088, 0.5024216]]]]})
+        ### BEGIN HIDDEN TESTS
+        for split in ([[0, 1, 2]], [[0], [1], [2], [3, 4]]):
+            for run in check.ranks(llama_in_stages, ranks=1, cases=[{"split": split, "seed": 3.0, **TEXT}], expected=None):
+                require_stages(run, split)
+        for split in ([[0, 1, 2]], [[0], [1], [2], [3, 4]]):
+            names, built = names_of_stages(split)
+            check.ranks(llama_in_stages, ranks=1, rel=1e-3, cases=check.draw(
+                1, split=[split], seed=check.between(0, 99), tokens=lambda dice: [[dice.randrange(7) for _ in range(3)] for _ in range(4)],
+                labels=lambda dice: [[dice.randrange(7) for _ in range(3)] for _ in range(4)],
+                mask=lambda dice: [[1, dice.randrange(2), dice.randrange(2)] for _ in range(4)]),
+                expected=lambda ranks, split, **case: [[names, built, [3] * (len(split) - 1) + [0], 1,
+                                                        llama_of_one_process(layers=sum(map(len, split)), **case)]])
+        ### END HIDDEN TESTS
+
+# %% [raw] mutant="llama-stage" hint="what is the name of layer"
+# -        self.layers = torch.nn.ModuleDict({str(number): Layer(shape, region) for number in numbers})
+# +        self.layers = torch.nn.ModuleDict({str(place): Layer(shape, region) for place, number in enumerate(numbers)})
+
+# %% [raw] mutant="llama-stage" hint="builds more than it has"
+# -        if is_first:
+# -            self.embedding = VocabParallelEmbedding(shape.vocab_size, shape.hidden_size, region)
+# +        self.embedding = VocabParallelEmbedding(shape.vocab_size, shape.hidden_size, region)
+# +        if not is_first:
+# +            del self.embedding
+
+# %% [raw] mutant="llama-stage" hint="builds more than it has"
+# -        self.layers = torch.nn.ModuleDict({str(number): Layer(shape, region) for number in numbers})
+# +        self.layers = torch.nn.ModuleDict({str(number): Layer(shape, region) for number in range(shape.layers)})
+
+# %% [raw] mutant="llama-stage" hint="has dimensions"
+# -        return (losses * data.loss_mask).sum() / data.loss_mask.sum()
+# +        return losses * data.loss_mask
+
+# %% [raw] mutant="llama-stage" hint="which of them count"
+# -        return (losses * data.loss_mask).sum() / data.loss_mask.sum()
+# +        return losses.mean()
+
+# %% [raw] mutant="llama-stage" hint="count as zero"
+# -        return (losses * data.loss_mask).sum() / data.loss_mask.sum()
+# +        return (losses * data.loss_mask).mean()
+
+# %% [raw] mutant="llama-stage" hint="need the last norm"
+# -        (logits,) = self.region.columns(self.norm(x), self.head)
+# +        (logits,) = self.region.columns(x, self.head)
+
+# %% [raw] mutant="llama-stage" hint="come from region.columns"
+# -        (logits,) = self.region.columns(self.norm(x), self.head)
+# +        logits = self.norm(x) @ self.head.weight.T
+
+# %% [raw] mutant="llama-stage" hint="returns hidden states"
+# -        if not self.is_last:
+# -            return x
+# +        if not self.is_last:
+# +            return x.flatten(0, 1)
+
+# %% [markdown]
+# ## The executor
+#
+# You have stages, and you have schedules. What is left is the program that runs a schedule on a rank. Its input is a
+# list in which every communication is spelled out. This is the program of the second of three stages, for one
+# micro-batch:
+#
+# ```
+# recv F0 from 0    start to receive the input of F0
+# F0                the forward pass
+# send F0 to 2      send the result of F0
+# recv B0 from 2    start to receive the input of B0, the gradient of what was sent
+# B0                the backward pass
+# send B0 to 0      send the result of B0, the gradient of the input
+# ```
+#
+# Who makes such programs from a schedule? Next sitting, you will. For now, `lablib.simple_program` does the obvious
+# thing: every action receives right before it runs, and sends right after.
+#
+# **Shapes and dtypes.** A receive needs a buffer of the right shape and dtype before anything arrives. A pipeline either
+# *knows* them, because every stage can compute them from the micro-batch (Megatron-LM: sequence length, micro-batch
+# size, hidden size), or *negotiates* them: a header with the shape precedes each tensor, or a first pass records all
+# shapes. Your executor knows them: `buffer(data[k])` returns an empty tensor for micro-batch $k$. The gradient of a
+# tensor has the tensor's shape, so one function is enough.
+
+# %% [markdown]
+# ### Exercise 6: run any program
+#
+# Write `Pipeline.run` in `pipeline.py`. `BlockingLinks` is given; later links will not block.
+#
+# - The items of the program run in their order. What was sent is not kept, and neither is what was consumed.
+# - `links.receive` may return before the tensor has arrived. It then returns an object with a method `wait()`. Wait as
+#   late as you can.
+# - With several chunks of the model on a rank, `F3.1` is the forward pass of micro-batch 3 on chunk 1.
+# - `W3` calls `weight(3)` of the stage. Your `Stage` has no such method; a stage of lab 12 will.
+# - Only the loss has no dimensions, so a module that returns such a tensor is at the end of the model. Its backward pass
+#   gets the weight of the micro-batch, and nobody sends it. `run` returns the loss of the mini-batch there, without a
+#   history, and None on all other ranks.
+# - When everything has been computed, `links.finish()` waits until everything has been sent.
+
+# %% answer="pipeline"
+%%writefile mytrainer/pipeline.py
+"""Execute a pipeline schedule on one rank."""
+
+import torch
+import torch.distributed as dist
+from mytrainer.program import parse
+from mytrainer.stage import Stage
+
+
+class BlockingLinks:
+    """Sends and receives that return when the tensor has been sent or received.
+
+    Attributes:
+        group: the ranks of the pipeline; the rank of stage s is number s.
+    """
+
+    def __init__(self, group):
+        self.group = group
+
+    def send(self, tensor, stage, kind):
+        """Send to a stage; kind: "F" for hidden states, and "B" for their gradients."""
+        dist.send(tensor, group_dst=stage, group=self.group)
+
+    def receive(self, tensor, stage, kind):
+        """Receive from a stage, into a tensor; return None, or an object whose `wait()` waits for it."""
+        dist.recv(tensor, group_src=stage, group=self.group)
+
+    def finish(self):
+        """Return when all tensors have been sent."""
+
+
+class Pipeline:
+    """One rank of a pipeline.
+
+    Attributes:
+        stages: a Stage for each chunk of the model on this rank.
+        links: the sends and receives.
+    """
+
+    def __init__(self, modules, links, buffer, make_stage=Stage):
+        """Args:
+            modules: a module for each chunk.
+            links: the sends and receives.
+            buffer: returns an empty tensor for the hidden states of a micro-batch, given the micro-batch.
+            make_stage: returns the Stage of a module.
+        """
+        self.stages, self.links, self.buffer = [make_stage(module) for module in modules], links, buffer
+
+    def run(self, program, data, weights):
+        """Run the passes of a step, and return the loss, weighted over the micro-batches (None except on the last stage).
+
+        Args:
+            program: of this rank: actions, sends, and receives. `parse` splits an action: ("B", 3, 1) for B3.1.
+            data: the micro-batches.
+            weights: of the micro-batches in the loss; their sum is 1.
+        """
+        ### BEGIN SOLUTION
+        arrived, results, total = {}, {}, None
+        for item in program:
+            verb, *rest = item.split()
+            if verb == "send":
+                action, peer = rest[0], int(rest[2])
+                self.links.send(results.pop(action), peer, action[0])
+            elif verb == "recv":
+                action, peer = rest[0], int(rest[2])
+                tensor = self.buffer(data[parse(action)[1]])
+                arrived[action] = tensor, self.links.receive(tensor, peer, action[0])
+            else:
+                loss = self.act(verb, arrived, results, data, weights)
+                if loss is not None:
+                    total = loss if total is None else total + loss
+        self.links.finish()
+        return total
+
+    def act(self, action, arrived, results, data, weights):
+        """Run an action, which takes its input from `arrived` and adds its output to `results`.
+
+        Return the weighted loss after a forward pass at the end of the model.
+        """
+        kind, number, chunk = parse(action)
+        stage = self.stages[chunk]
+        tensor, work = arrived.pop(action, (None, None))
+        if work is not None:
+            work.wait()
+        if kind == "W":
+            stage.weight(number)
+        elif kind == "B":
+            gradient = stage.backward(number, tensor)
+            if gradient is not None:
+                results[action] = gradient
+        else:
+            y = stage.forward(number, tensor, data[number])
+            if y.dim():
+                results[action] = y
+                return None
+            arrived[f"B{action[1:]}"] = torch.full_like(y, weights[number]), None
+            return weights[number] * y
+        return None
+        ### END SOLUTION
+
+# %% tags=["driver"]
+def pipelined(schedule, sizes, layers, seed, width=3):
+    """Run a schedule with simple programs on the ranks of a pipeline.
+
+    Args:
+        schedule: the actions of each stage.
+        sizes: samples of each micro-batch.
+        layers: of each chunk on this rank.
+        seed: of this rank's parameters; 100 more for each further chunk.
+        width: of the hidden states.
+
+    Return the loss or None, and one number for the gradient of each matrix.
+    """
+    from lablib import pipeline_parts, simple_program
+
+    simple_program.install()
+    from mytrainer.pipeline import BlockingLinks, Pipeline
+
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    parts = [pipeline_parts.Part(chunk * ranks + rank, ranks * len(layers), count, width, seed + 100 * chunk)
+             for chunk, count in enumerate(layers)]
+    pipeline = Pipeline(parts, BlockingLinks(dist.group.WORLD), lambda one: torch.empty_like(one.x))
+    loss = pipeline.run(simple_program.add_communication(schedule)[rank], pipeline_parts.micro_batches(sizes, width),
+                        [size / sum(sizes) for size in sizes])
+    return [None if loss is None else float(loss), [one for part in parts for one in pipeline_parts.projected_gradients(part)]]
+
+
+def pipeline_log(program, sizes, layers, width=3):
+    """Run this rank's program with links that receive when they are waited for.
+
+    Return the passes, receives, waits, and the end of the step, in their order; and whether the loss has a history.
+    """
+    from lablib import pipeline_parts, simple_program
+
+    simple_program.install()
+    from mytrainer.pipeline import BlockingLinks, Pipeline
+    from mytrainer.stage import Stage
+
+    rank, ranks, log = dist.get_rank(), dist.get_world_size(), []
+    part = pipeline_parts.Part(rank, ranks, layers, width, 1.0)
+    pipeline = Pipeline([part], pipeline_parts.LateReceives(BlockingLinks(dist.group.WORLD), log), lambda one: torch.empty_like(one.x),
+                        lambda module: pipeline_parts.Recorder(Stage(module), log))
+    loss = pipeline.run(program, pipeline_parts.micro_batches(sizes, width), [size / sum(sizes) for size in sizes])
+    return [log, loss is not None and loss.requires_grad]
+
+
+def pipeline_memory(schedule, tokens, width, layers):
+    """Run a schedule with simple programs on GPUs, with micro-batches of equal size."""
+    from lablib import pipeline_parts, simple_program
+
+    simple_program.install()
+    from mytrainer.pipeline import BlockingLinks, Pipeline
+
+    rank, ranks, count = dist.get_rank(), dist.get_world_size(), len(schedule[0]) // 2
+    with torch.device("cuda"):
+        part = pipeline_parts.Part(rank, ranks, layers, width, 1.0)
+        one = pipeline_parts.MicroBatch(torch.zeros(tokens, width), torch.zeros(tokens, width))
+        pipeline = Pipeline([part], BlockingLinks(dist.group.WORLD), lambda one: torch.empty_like(one.x))
+        pipeline.run(simple_program.add_communication(schedule)[rank], [one] * count, [1 / count] * count)
+
+# %% tags=["check-setup"]
+def consumers(schedule, sizes, width):
+    """Return the sends of each stage in the order of its actions, as pairs of a peer and a number of bytes."""
+    stages, sends = len(schedule), []
+    chunks = 1 + max(int(action.partition(".")[2] or 0) for actions in schedule for action in actions)
+    for stage, actions in enumerate(schedule):
+        sends.append([])
+        for action in actions:
+            number, _, chunk = action[1:].partition(".")
+            part = int(chunk or 0) * stages + stage + {"F": 1, "B": -1}[action[0]]
+            if 0 <= part < stages * chunks:
+                sends[-1].append((part % stages, 4 * sizes[int(number)] * width))
+    return sends
+
+
+def require_transfers(run, schedule, sizes, width=3):
+    """Require that the ranks send hidden states and their gradients, each once, and nothing else."""
+    for rank, right in enumerate(consumers(schedule, sizes, width)):
+        others = {call.op for call in run.calls(rank)} - {"send", "recv"}
+        check.that(not others, f"Rank {rank} calls {sorted(others)}. Only neighboring stages need to communicate.")
+        sends = [(call.peer, call.bytes) for call in run.calls(rank, "send")]
+        check.that(sends == right, f"Rank {rank} sends (peer, bytes) {sends}; the hidden states and gradients of its program are {right}.")
+
+
+def pipeline_of_one_process(ranks, sizes, layers, seeds, width=3):
+    """Return what each rank of a pipeline returns: the loss on the last one, and the gradients of its chunks."""
+    chunks = len(layers[0])
+    order = [(rank, chunk) for chunk in range(chunks) for rank in range(ranks)]
+    losses, _, gradients = parts_of_one_process(sizes, [layers[rank][chunk] for rank, chunk in order],
+                                                [seeds[rank] + 100 * chunk for rank, chunk in order], width)
+    loss = sum(one * size for one, size in zip(losses, sizes, strict=True)) / sum(sizes)
+    return [[loss if rank == ranks - 1 else None,
+             [one for part, (owner, _) in zip(gradients, order, strict=True) if owner == rank for one in part]] for rank in range(ranks)]
+
+
+# Both stages of GPipe with three micro-batches, four stages that run two micro-batches one at a time, and two chunks on each of two ranks.
+PIPELINES = {"gpipe": [["F0", "F1", "F2", "B2", "B1", "B0"]] * 2, "one": [["F0", "B0", "F1", "B1"]] * 4,
+             "chunks": [["F0", "F0.1", "B0.1", "B0", "F1", "F1.1", "B1.1", "B1"]] * 2}
+RUNS = {"gpipe": {"schedule": PIPELINES["gpipe"], "sizes": [2, 3, 1], "layers": check.by_rank([[1], [2]]), "seed": check.by_rank([1.0, 2.0])},
+        "one": {"schedule": PIPELINES["one"], "sizes": [1, 3], "layers": check.by_rank([[1], [3], [1], [2]]),
+                "seed": check.by_rank([1.0, 2.0, 3.0, 4.0])},
+        "chunks": {"schedule": PIPELINES["chunks"], "sizes": [2, 1], "layers": check.by_rank([[1, 1], [2, 1]]), "seed": check.by_rank([1.0, 2.0])}}
+
+# %% check="pipeline" points=8
+with check.parts():
+    with check.part(4, "computes the loss and the gradients of one process"):
+        for name in ("gpipe", "one"):
+            for run in check.ranks(pipelined, ranks=len(PIPELINES[name]), cases=[RUNS[name]], expected=None, hints={
+                    "A rank waits for something that is never sent. Does everything in the program happen?": "deadlock"}):
+                *others, last = [value[0] for value in run.values]
+                check.that(last is not None, "The last stage computes the loss of the mini-batch, and run returns it there.")
+                check.that(set(others) == {None}, "A rank without the end of the model knows no loss: run returns None there.")
+                require_transfers(run, PIPELINES[name], RUNS[name]["sizes"])
+        check.ranks(pipelined, ranks=2, cases=[RUNS["gpipe"]], rel=1e-4, expected=[[[None, [-0.1189379]], [1.002888, [0.2404712, 0.5908361]]]], hints={
+            "The loss is not weighted: how much does each micro-batch count?": [[[None, [-0.1189379]], [2.993665, [0.2404712, 0.5908361]]]],
+            "The loss is that of the mini-batch, and its gradient is not. What is the last stage's grad?": [[[None, [-0.3758283]], [1.002888, [0.6165346, 1.710346]]]],
+            "Every pass uses the data of the same micro-batch.": [[[None, [-0.3385095]], [0.9235821, [0.3437179, 0.6635402]]]]})
+        check.ranks(pipelined, ranks=4, cases=[RUNS["one"]], rel=1e-4, expected=[[[None, [-0.07083258]], [None, [0.02590486, 0.1261293, 0.07259721]], [None, [0.07842772]], [0.8085803, [0.1202886,
+            0.03293329]]]])
+        ### BEGIN HIDDEN TESTS
+        def gpipe_schedule(stages, micro_batches):
+            return [[f"F{one}" for one in range(micro_batches)] + [f"B{one}" for one in range(micro_batches)]] * stages
+
+
+        for ranks, count in ((2, 5), (3, 3), (4, 2)):
+            schedule = gpipe_schedule(ranks, count)
+            (case,) = check.draw(1, sizes=lambda dice: [dice.randint(1, 4) for _ in range(count)], seed=check.for_each_rank(check.between(0, 99)))
+            case |= {"schedule": schedule, "layers": check.by_rank([[1 + (rank + count) % 3] for rank in range(ranks)])}
+            (run,) = check.ranks(pipelined, ranks=ranks, rel=1e-3, cases=[case], expected=lambda ranks, schedule, sizes, layers, seed: (
+                pipeline_of_one_process(ranks, sizes, layers, seed)))
+            require_transfers(run, schedule, case["sizes"])
+        ### END HIDDEN TESTS
+    with check.part(1, "runs several chunks, and passes for the weights"):
+        check.ranks(pipelined, ranks=2, cases=[RUNS["chunks"]], rel=1e-4, expected=[[[None, [0.0528703, 0.2940696]], [0.8805869, [0.06344118, 0.1631654, 0.2291419]]]])
+        for run in check.ranks(pipeline_log, ranks=1, cases=[{"program": ["F0", "B0", "F1", "W0", "B1", "W1"], "sizes": [1, 2], "layers": 1}],
+                               expected=None):
+            check.that(run.values[0][0] == ["F0", "B0", "F1", "W0", "B1", "W1", "finish"], "A program with the actions F0 B0 F1 W0 B1 W1 "
+                       f"calls {' '.join(run.values[0][0])}. An action W calls weight of the stage.")
+    with check.part(2, "waits for what it receives, and no earlier than it must"):
+        LATE = [["F0", "send F0 to 1", "F1", "send F1 to 1", "recv B0 from 1", "B0", "recv B1 from 1", "B1"],
+                ["recv F0 from 0", "recv F1 from 0", "F0", "F1", "B0", "send B0 to 0", "B1", "send B1 to 0"]]
+        for run in check.ranks(pipeline_log, ranks=2, cases=[{"program": check.by_rank(LATE), "sizes": [1, 2], "layers": 1}], expected=None,
+                               hints={"A receive may return before its tensor has arrived: what does it return?": "deadlock"}):
+            (log, history), (other, _) = run.values[1], run.values[0]
+            check.that(not history, "The loss that run returns has a history.")
+            check.that(log[-1:] == ["finish"] and other[-1:] == ["finish"], "The step ends when everything has been sent: links.finish().")
+            check.that(log == ["recv F from 0", "recv F from 0", "wait F from 0", "F0", "wait F from 0", "F1", "B0", "B1", "finish"],
+                       f"With the program {', '.join(LATE[1])}, rank 1 does: {', '.join(log)}. When does it have to wait for a tensor?")
+    with check.part(1, "keeps nothing that was sent or consumed"):
+        SIZE = {"tokens": 65536, "width": 1024, "layers": 1}
+        cost = check.gpus(pipeline_memory, {"schedule": [[f"{kind}{one}" for one in range(16) for kind in "FB"]] * 2, **SIZE}, "h100:2",
+                          least={"communicated": 16 * 4 * 65536 * 1024, "among": 2})
+        check.pass_mark(cost.peak_memory, "Only one micro-batch is in the pipeline at a time, and 16 of them take more memory than one. What "
+                        "does your executor still have after it has sent or used it?", error=cost.memory_error, below=3.0)
+
+# %% [raw] mutant="pipeline" hint="The loss is not weighted"
+# -            return weights[number] * y
+# +            return y
+
+# %% [raw] mutant="pipeline" hint="What is the last stage's grad"
+# -            arrived[f"B{action[1:]}"] = torch.full_like(y, weights[number]), None
+# +            arrived[f"B{action[1:]}"] = torch.ones_like(y), None
+
+# %% [raw] mutant="pipeline" hint="the data of the same micro-batch"
+# -            y = stage.forward(number, tensor, data[number])
+# +            one = type(data[0])(*(value.repeat(9, 1)[:len(data[number].x)] for value in (data[0].x, data[0].y)))
+# +            y = stage.forward(number, tensor, one)
+
+# %% [raw] mutant="pipeline" hint="run returns it there"
+# -        return total
+
+# %% [raw] mutant="pipeline" hint="knows no loss"
+# -        return total
+# +        return torch.zeros(()) if total is None else total
+
+# %% [raw] mutant="pipeline" hint="Does everything in the program happen"
+# -                self.links.send(results.pop(action), peer, action[0])
+# +                if action[0] == "F":
+# +                    self.links.send(results.pop(action), peer, action[0])
+
+# %% [raw] mutant="pipeline" hint="the hidden states and gradients of its program are"
+# -                self.links.send(results.pop(action), peer, action[0])
+# +                self.links.send(results.pop(action).double(), peer, action[0])
+# -                tensor = self.buffer(data[parse(action)[1]])
+# -                arrived[action] = tensor, self.links.receive(tensor, peer, action[0])
+# +                tensor = self.buffer(data[parse(action)[1]]).double()
+# +                self.links.receive(tensor, peer, action[0])
+# +                arrived[action] = tensor.float(), None
+
+# %% [raw] mutant="pipeline" hint="Only neighboring stages need to communicate"
+# -        self.links.finish()
+# -        return total
+# +        self.links.finish()
+# +        dist.barrier()
+# +        return total
+
+# %% [raw] mutant="pipeline" hint="An action W calls weight"
+# -        if kind == "W":
+# -            stage.weight(number)
+# -        elif kind == "B":
+# +        if kind == "W":
+# +            pass
+# +        elif kind == "B":
+
+# %% [raw] mutant="pipeline" hint="what does it return"
+# -        if work is not None:
+# -            work.wait()
+
+# %% [raw] mutant="pipeline" hint="When does it have to wait"
+# -                arrived[action] = tensor, self.links.receive(tensor, peer, action[0])
+# +                work = self.links.receive(tensor, peer, action[0])
+# +                if work is not None:
+# +                    work.wait()
+# +                arrived[action] = tensor, None
+
+# %% [raw] mutant="pipeline" hint="links.finish()"
+# -        self.links.finish()
+
+# %% [raw] mutant="pipeline" hint="after it has sent or used it"
+# -                self.links.send(results.pop(action), peer, action[0])
+# +                self.links.send(results[action], peer, action[0])
+
+# %% [raw] mutant="pipeline" hint="The loss that run returns has a history"
+# -            return weights[number] * y
+# +            return torch.tensor(weights[number], requires_grad=True) * y
+
+# %% [markdown]
+# Does it train a real model? The next cell cuts a Llama of 8 layers into four unequal stages, and runs your GPipe with
+# micro-batches of 1, 3, and 2 samples. One process computes the same loss:
 
 # %% tags=["explore"]
-if bubble(4, 1) is not None:
-    for name, m, run in (("one batch, virtual", 1, "one_at_a_time"), ("8 micro-batches, virtual", 8, "eight_parts"),
-                         ("4 micro-batches, real, on shared cores", 4, "mine")):
-        measured = float(plots.timeline(f"megatron/timeline/{run}").bubble_fraction)
-        print(f"{name:40} formula {bubble(4, m):6.1%}   run {measured:6.1%}")
+SPLIT = [[0, 1, 2], [3, 4], [5, 6], [7]]
+
+
+def llama_pipeline(split, sizes, s=6):
+    """Run a step of a Llama in stages; return the loss and the square of the gradient's norm on this rank."""
+    from lablib import llama_parts, tensor_training
+
+    simple_program.install()
+    from mytrainer import gpipe, llama_stage, pipeline, tensor_parallel
+
+    rank, stages = dist.get_rank(), len(split)
+    group = [dist.new_group([one]) for one in range(stages)][rank]
+    shape = tensor_training.Shape(layers=8)
+    module = llama_stage.LlamaStage(shape, tensor_parallel.Region(group), split[rank], rank == 0, rank == stages - 1)
+    tensor_training.fill(module, 0.0)
+    tokens, labels = tensor_training.batch(shape.vocab_size, s, sum(sizes))
+    data = [llama_parts.Tokens(*one, torch.ones_like(one[0])) for one in zip(tokens.split(sizes, 1), labels.split(sizes, 1), strict=True)]
+    made = pipeline.Pipeline([module], pipeline.BlockingLinks(dist.group.WORLD),
+                             lambda one: torch.empty(*one.tokens.shape, shape.hidden_size))
+    loss = made.run(simple_program.add_communication(gpipe.gpipe(stages, len(sizes)))[rank], data, [size / sum(sizes) for size in sizes])
+    return None if loss is None else loss.item(), sum(one.grad.square().sum().item() for one in module.parameters())
+
+
+for name, split in {"four stages": SPLIT, "one process": [list(range(8))]}.items():
+    values = run_ranks(llama_pipeline, len(split), split, [1, 3, 2])
+    print(f"{name}: loss {result(f'{values[-1][0]:.6f}')}, norm of the gradient {result(f'{sum(one for _, one in values) ** 0.5:.6f}')}")
 
 # %% [markdown]
-# With one batch in flight, unequal stages do not matter. With eight they do: the formula assumes equal stages, and a
-# stage that waits for a slower one is idle, too. Exercise 8 accounts for that.
-
-# %% [markdown]
-# ### Exercise 7: how many micro-batches?
+# ## What GPipe stores
 #
-# What is the smallest number of micro-batches with which a pipeline of `p` stages has a bubble of at most `percent`
-# percent? (Compare whole numbers to avoid rounding errors.)
+# Your stages free a micro-batch when its backward pass is done, and in GPipe all backward passes come last. Take a
+# mini-batch of a fixed size, on a pipeline of four virtual H100s. You split it into 4 micro-batches, and then into 16,
+# because the bubble is too large. By what factor does the peak memory of a stage change? Set `guess_memory` (1.0: it
+# stays the same):
 
-# %% nbgrader={"grade": false, "grade_id": "micro-batches-for", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def micro_batches_for(p, percent):
-    """Return the smallest number of micro-batches, at least 1. percent: an int from 1 to 100."""
+# %% answer="guess-memory"
+### BEGIN SOLUTION
+guess_memory = 1.0
+### END SOLUTION
+
+# %% tags=["explore"]
+def gpu_pipeline(name, count, tokens=65536, width=4096, layers=4, links="BlockingLinks", given=None):
+    """Run a step on GPUs with a schedule of gpipe.py, or a given one; return its milliseconds."""
+    dist.init_process_group()
+    if not os.path.exists("mytrainer/program.py"):
+        simple_program.install()
+    from mytrainer import gpipe, pipeline, program
+
+    rank, stages = dist.get_rank(), dist.get_world_size()
+    schedule = given or getattr(gpipe, name)(stages, count)
+    if links == "BlockingLinks":
+        made = pipeline.BlockingLinks(dist.group.WORLD)
+    else:
+        from mytrainer.p2p import Links
+
+        made = Links({kind: dist.new_group(list(range(stages))) for kind in "FB"})
+    with torch.device("cuda"):
+        part = pipeline_parts.Part(rank, stages, layers, width, 1.0).bfloat16()
+        one = pipeline_parts.MicroBatch(*(torch.zeros(tokens // count, width, dtype=torch.bfloat16) for _ in range(2)))
+        run = pipeline.Pipeline([part], made, lambda one: torch.empty_like(one.x))
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        marks[0].record()
+        run.run(program.add_communication(schedule)[rank], [one] * count, [1 / count] * count)
+        marks[1].record()
+        torch.cuda.synchronize()
+    return marks[0].elapsed_time(marks[1])
+
+
+def stage_peaks(name, count):
+    """Return the peak memory of each of four stages on virtual H100s, in GiB."""
+    return [rank.peak / 2**30 for rank in virtualgpu.run(lambda: gpu_pipeline(name, count), "h100:1", nodes=4)]
+
+
+peaks = {count: stage_peaks("gpipe", count) for count in (4, 16)}
+for count, values in peaks.items():
+    print(f"{count:2} micro-batches:", ", ".join(f"{one:.2f}" for one in values), "GiB at the peak of the four stages (modeled)")
+check.compare("change of stage 1's peak (modeled)", guess_memory, peaks[16][1] / peaks[4][1])
+
+# %% [markdown]
+# Every stage holds the activations of **all** $m$ micro-batches at once, the whole mini-batch's. Splitting it more finely
+# saves almost nothing, although the pipeline wants it split finely. What shrinks are the tensors of a single pass: a
+# backward pass needs gradients of hidden states besides all that is in flight, and a smaller micro-batch has smaller
+# ones. The last stage needs more, because it also computes the loss.
+#
+# GPipe therefore came with **activation checkpointing**: a stage saves only its *input* for each micro-batch, and
+# recomputes the rest just before the backward pass. That adds a third to the computation if a backward pass takes twice as
+# long as a forward pass, and it does not shrink the number of micro-batches in flight. Lab 11 finds a schedule that
+# does.
+#
+# **This is the end of the first sitting.**
+
+# %% [markdown]
+# ## Who waits for whom?
+#
+# Here is another schedule for two stages and three micro-batches. Every action comes after what it needs, and a
+# simulation runs it without a problem:
+
+# %% tags=["explore"]
+OTHER = [["F0", "F1", "B0", "F2", "B1", "B2"],
+         ["F0", "B0", "F1", "B1", "F2", "B2"]]
+plots.pipeline(simulate(parse_schedule(OTHER), CLOCK), "Another schedule")
+
+# %% [markdown]
+# Your executor runs it next, with the same simple programs. `record_ranks` calls your code on real ranks. Unlike a
+# cluster, it knows which rank waits for what, so it need not wait for a timeout:
+
+# %% tags=["explore"]
+def run_schedule(schedule):
+    """Run a schedule with simple programs and blocking sends."""
+    simple_program.install()
+    from mytrainer import pipeline
+
+    rank, count = dist.get_rank(), len(schedule[0]) // 2
+    made = pipeline.Pipeline([pipeline_parts.Part(rank, len(schedule), 1, 3, rank)], pipeline.BlockingLinks(dist.group.WORLD),
+                             lambda one: torch.empty_like(one.x))
+    return made.run(simple_program.add_communication(schedule)[rank], pipeline_parts.micro_batches([1] * count, 3), [1 / count] * count)
+
+
+for stage, items in enumerate(simple_program.add_communication(OTHER)):
+    print(f"stage {stage}:", ", ".join(items))
+try:
+    record_ranks(run_schedule, 2, OTHER)
+    print("It ran: is run() written?")
+except RanksDeadlock as deadlock:
+    print(bad("deadlock: ") + str(deadlock))
+
+# %% [markdown]
+# Follow the two programs by hand. At which item does each stage stand, and what would the other have to do? Neither
+# schedule nor stages are at fault: both ranks want to *send*, and each waits for the other to receive.
+#
+# Does a send wait at all? That depends on the library, and on the size. In a **rendezvous** send, the sender waits
+# until the receiver has posted a buffer, and the data go straight into it. That is how `dist.send` behaves with gloo, and
+# how NCCL's kernels behave once their small internal buffers are full. In an **eager** send, the library copies the data
+# into a buffer of its own and returns. MPI libraries do so for messages up to a size, their eager limit. So a program like
+# yours may run for weeks, and hang on the day when somebody doubles the hidden size. A correct program never relies on an
+# eager send.
+#
+# There are two ways out: an order that works even if all sends block, or sends that do not block. You will write both,
+# because they fail in different ways.
+
+# %% [markdown]
+# ### Exercise 7: an order that cannot deadlock
+#
+# Write `add_communication` in `program.py`. The first three functions are given. Your programs run even if every send
+# waits for its receive, and every receive for its send, *for every schedule that can run at all*: with any number of
+# chunks, and with actions `W`, which need the `B` of the same micro-batch and chunk and exchange nothing.
+#
+# - The actions of a stage stay in their order. Each transfer occurs once at either end.
+# - A schedule that cannot run, whatever the communication, is a `ValueError`. Nobody wants to find out on 1,000 GPUs.
+#   What an action needs: its input, unless it is at the end of the model; and on the same stage, `B` needs its `F`.
+#
+# Think of all transfers of a step, on all ranks. In which order should a rank take part in its own?
+
+# %% answer="program"
+%%writefile mytrainer/program.py
+"""From a schedule to programs: the actions of each stage, and its sends and receives."""
+
+
+def parse(action):
+    """Return the kind, micro-batch, and chunk of an action: ("F", 3, 0) for F3, and ("B", 3, 1) for B3.1."""
+    number, _, chunk = action[1:].partition(".")
+    return action[0], int(number), int(chunk or 0)
+
+
+def spell(kind, number, chunk):
+    """Return an action, given what `parse` returns."""
+    return f"{kind}{number}.{chunk}" if chunk else f"{kind}{number}"
+
+
+def consumer(stage, action, stages, chunks=1):
+    """Return the stage and the action that take the result of an action, or None.
+
+    Chunk c of stage s is number c * stages + s of the model's parts.
+    """
+    kind, number, chunk = parse(action)
+    part = chunk * stages + stage + {"F": 1, "B": -1}.get(kind, stages * chunks)
+    if not 0 <= part < stages * chunks:
+        return None
+    return part % stages, spell(kind, number, part // stages)
+
+
+def add_communication(schedule):
+    """Return the program of each stage: its actions in their order, and its sends and receives.
+
+    "send F0 to 1" sends the result of F0, and "recv F0 from 0" receives the input of F0. A send may block until its
+    receive has begun.
+
+    Raises ValueError if the actions themselves are in an order that cannot run.
+    """
     ### BEGIN SOLUTION
-    m = 1
-    while 100 * (p - 1) > percent * (m + p - 1):
-        m += 1
-    return m
+    stages = len(schedule)
+    chunks = 1 + max((parse(action)[2] for actions in schedule for action in actions), default=0)
+    programs, positions, received, done = [[] for _ in schedule], [0] * stages, set(), set()
+
+    def is_ready(stage, action):
+        kind, number, chunk = parse(action)
+        if kind == "W":
+            return (stage, spell("B", number, chunk)) in done
+        if kind == "B" and (stage, spell("F", number, chunk)) not in done:
+            return False
+        needs_nothing = (stage, chunk) == ((0, 0) if kind == "F" else (stages - 1, chunks - 1))
+        return needs_nothing or (stage, action) in received
+
+    while any(position < len(actions) for position, actions in zip(positions, schedule, strict=True)):
+        ready = [stage for stage in range(stages) if positions[stage] < len(schedule[stage])
+                 and is_ready(stage, schedule[stage][positions[stage]])]
+        if not ready:
+            waiting = [f"stage {stage} waits for the input of {actions[position]}" for stage, (position, actions) in
+                       enumerate(zip(positions, schedule, strict=True)) if position < len(actions)]
+            raise ValueError("this schedule deadlocks: " + ", ".join(waiting))
+        for stage in ready:
+            action = schedule[stage][positions[stage]]
+            positions[stage] += 1
+            done.add((stage, action))
+            programs[stage].append(action)
+            target = consumer(stage, action, stages, chunks)
+            if target is not None:  # at once, and at both ends: all transfers are in one order
+                programs[stage].append(f"send {action} to {target[0]}")
+                programs[target[0]].append(f"recv {target[1]} from {stage}")
+                received.add(target)
+    return programs
     ### END SOLUTION
 
-# %% nbgrader={"grade": true, "grade_id": "micro-batches-for-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
-check.function(
-    micro_batches_for,
-    cases=[(4, 20), (8, 10), (5, 30), (1, 5), (2, 60)],
-    expected=[12, 63, 10, 1, 1],
-    hints={
-        "One fewer is enough: a bubble of exactly `percent` is allowed.": [13, 64, 10, 1, 1],
-        "Rounding down leaves a slightly larger bubble than allowed.": [12, 63, 9, 1, 1],
-        "That is m + p - 1, the length of the whole step. How many of these are micro-batches?": [15, 70, 14, 1, 2],
-        "A pipeline needs at least one micro-batch.": [12, 63, 10, 0, 1],
-    })
-### BEGIN HIDDEN TESTS
-check.function(micro_batches_for, cases=check.draw(20, p=range(1, 20_000), percent=range(1, 101)),
-               expected=lambda p, percent: max(1, -(-100 * (p - 1) // percent) - (p - 1)))
-### END HIDDEN TESTS
+# %% tags=["driver"]
+def written_programs(schedule):
+    """Return what program.py makes of a schedule."""
+    import runpy
 
-# %% [raw] tags=["mutant"] answer="micro-batches-for" hint="One fewer is enough"
-# -    while 100 * (p - 1) > percent * (m + p - 1):
-# +    while p > 1 and 100 * (p - 1) >= percent * (m + p - 1):
+    import mytrainer.program as file
 
-# %% [raw] tags=["mutant"] answer="micro-batches-for" hint="Rounding down leaves a"
-# def micro_batches_for(p, percent):
-#     return max(1, 100 * (p - 1) // percent - (p - 1))
+    now = runpy.run_path(f"{file.__name__.replace('.', '/')}.py")  # the file as it is now
+    return [list(one) for one in now["add_communication"](schedule)]
 
-# %% [raw] tags=["mutant"] answer="micro-batches-for" hint="That is m +"
-# def micro_batches_for(p, percent):
-#     return max(1, -(-100 * (p - 1) // percent))
 
-# %% [raw] tags=["mutant"] answer="micro-batches-for" hint="at least one micro-batch"
-# -    m = 1
-# +    m = 0 if p == 1 else 1
+def scheduled(schedule, sizes, layers, seed, links, width=3):
+    """Run a schedule with the programs of program.py.
+
+    Args:
+        schedule, sizes, layers, seed, width: as for `pipelined`.
+        links: "blocking" or "asynchronous".
+
+    Return what `pipelined` returns.
+    """
+    from mytrainer.pipeline import BlockingLinks, Pipeline
+    from mytrainer.program import add_communication
+
+    from lablib import pipeline_parts
+
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    if links == "blocking":
+        made = BlockingLinks(dist.group.WORLD)
+    else:
+        from mytrainer.p2p import Links
+
+        made = Links({kind: dist.new_group(list(range(ranks))) for kind in "FB"})
+    parts = [pipeline_parts.Part(chunk * ranks + rank, ranks * len(layers), count, width, seed + 100 * chunk)
+             for chunk, count in enumerate(layers)]
+    loss = Pipeline(parts, made, lambda one: torch.empty_like(one.x)).run(
+        add_communication(schedule)[rank], pipeline_parts.micro_batches(sizes, width), [size / sum(sizes) for size in sizes])
+    return [None if loss is None else float(loss), [one for part in parts for one in pipeline_parts.projected_gradients(part)]]
+
+# %% tags=["check-setup"]
+def split_action(action):
+    """Return the kind, micro-batch, and chunk of an action."""
+    number, _, chunk = action[1:].partition(".")
+    return action[0], int(number), int(chunk or 0)
+
+
+def action_of(kind, number, chunk):
+    """Return an action."""
+    return f"{kind}{number}.{chunk}" if chunk else f"{kind}{number}"
+
+
+def target_of(stage, action, stages, chunks):
+    """Return the stage and the action that take an action's result, or None."""
+    kind, number, chunk = split_action(action)
+    part = chunk * stages + stage + {"F": 1, "B": -1, "W": stages * chunks}[kind]
+    return (part % stages, action_of(kind, number, part // stages)) if 0 <= part < stages * chunks else None
+
+
+def is_possible(stage, action, done, stages, chunks):
+    """Return whether an action's own stage and the stage that supplies its input have done what it needs."""
+    kind, number, chunk = split_action(action)
+    if kind != "F" and (stage, action_of("F" if kind == "B" else "B", number, chunk)) not in done:
+        return False
+    part = chunk * stages + stage + {"F": -1, "B": 1, "W": stages * chunks}[kind]
+    return not 0 <= part < stages * chunks or (part % stages, action_of(kind, number, part // stages)) in done
+
+
+def drawn_schedule(dice, stages, micro_batches, chunks, split):
+    """Return a random schedule that can run.
+
+    Args:
+        dice: random numbers.
+        stages, micro_batches, chunks: sizes.
+        split: whether there are actions W.
+    """
+    left = {stage: [action_of(kind, number, chunk) for kind in ("FBW" if split else "FB") for number in range(micro_batches)
+                    for chunk in range(chunks)] for stage in range(stages)}
+    schedule, done = [[] for _ in range(stages)], set()
+    while any(left.values()):
+        stage, action = dice.choice([(stage, action) for stage, actions in left.items() for action in actions
+                                     if is_possible(stage, action, done, stages, chunks)])
+        left[stage].remove(action)
+        schedule[stage].append(action)
+        done.add((stage, action))
+    return schedule
+
+
+def chunks_of(schedule):
+    """Return the number of chunks on each stage."""
+    return 1 + max(split_action(action)[2] for actions in schedule for action in actions)
+
+
+def transfers_of(schedule):
+    """Return the sends and receives of each stage, sorted."""
+    stages, chunks = len(schedule), chunks_of(schedule)
+    found = [[] for _ in schedule]
+    for stage, actions in enumerate(schedule):
+        for action in actions:
+            target = target_of(stage, action, stages, chunks)
+            if target:
+                found[stage].append(f"send {action} to {target[0]}")
+                found[target[0]].append(f"recv {target[1]} from {stage}")
+    return [sorted(one) for one in found]
+
+
+def executed(schedule, programs):
+    """Execute programs in which a send and its receive wait for each other.
+
+    Return None if they end, or a pair of a word for what went wrong and an explanation.
+    """
+    stages, chunks = len(schedule), chunks_of(schedule)
+    positions, done, received = [0] * stages, set(), set()
+
+    def current(stage):
+        return programs[stage][positions[stage]] if positions[stage] < len(programs[stage]) else "end"
+
+    while any(current(stage) != "end" for stage in range(stages)):
+        moved = False
+        for stage in range(stages):
+            verb, *rest = current(stage).split()
+            if verb == "send":
+                if (stage, rest[0]) not in done:
+                    return "early", f"stage {stage} has not run {rest[0]} when it sends its result"
+                peer, consumed = target_of(stage, rest[0], stages, chunks)
+                other = current(peer)
+                if other == f"recv {consumed} from {stage}":
+                    positions[stage] += 1
+                    positions[peer] += 1
+                    received.add((peer, consumed))
+                    moved = True
+                elif other.startswith("recv") and other.endswith(f" from {stage}"):
+                    return "crossed", f"stage {stage} is at '{current(stage)}', and stage {peer} at '{other}'"
+            elif verb not in ("recv", "end"):
+                kind, number, chunk = split_action(verb)
+                at_end = (stage, chunk) == ((0, 0) if kind == "F" else (stages - 1, chunks - 1))
+                if kind != "W" and not at_end and (stage, verb) not in received:
+                    return "early", f"stage {stage} runs {verb} before it has received its input"
+                done.add((stage, verb))
+                positions[stage] += 1
+                moved = True
+        if not moved:
+            return "deadlock", "; ".join(f"stage {stage} is at '{current(stage)}'" for stage in range(stages))
+    return None
+
+
+# Schedules that can run: the one above, four stages with two micro-batches, and two chunks with separate passes for the weights.
+RUNNABLE = [[["F0", "F1", "B0", "F2", "B1", "B2"], ["F0", "B0", "F1", "B1", "F2", "B2"]],
+            [["F0", "F1", "F2", "B0", "B1", "B2"], ["F0", "F1", "B0", "F2", "B1", "B2"], ["F0", "F1", "B0", "B1", "F2", "B2"],
+             ["F0", "B0", "F1", "B1", "F2", "B2"]],
+            [["F0", "F1", "F0.1", "F1.1", "B0.1", "W0.1", "B1.1", "B0", "B1", "W1.1", "W0", "W1"],
+             ["F0", "F1", "F0.1", "B0.1", "F1.1", "B1.1", "B0", "W0.1", "B1", "W0", "W1", "W1.1"]]]
+
+# %% check="program" points=8
+def require_programs(schedule, programs):
+    """Require programs that run without a deadlock."""
+    actions = [[item for item in program if " " not in str(item)] for program in programs]
+    check.that(actions == schedule, f"For the schedule {schedule}, the actions in your programs are {actions}. A program for each stage "
+               "contains all of its actions, in their order.")
+    for stage, (program, transfers) in enumerate(zip(programs, transfers_of(schedule), strict=True)):
+        mine = sorted(item for item in program if " " in item)
+        check.that(mine == transfers, f"For the schedule {schedule}, stage {stage} has the transfers {mine}. Each result is sent once to "
+                   "the stage that takes it, and received once, under the name of the action that takes it.")
+    kind, text = executed(schedule, programs) or ("", "")
+    check.that(kind != "early", f"For the schedule {schedule}, {text}. A transfer comes after the action that produces the tensor "
+               "and before the one that takes it.")
+    check.that(kind != "crossed", f"For the schedule {schedule}, {text}: two transfers between the same ranks are in different orders at "
+               "their two ends.")
+    check.that(kind != "deadlock", f"For the schedule {schedule}, the programs deadlock: {text}. In which order do all ranks agree to "
+               "make their transfers?")
+
+
+with check.parts():
+    with check.part(4, "never deadlocks"):
+        for schedule in RUNNABLE:
+            require_programs(schedule, check.call(written_programs, schedule))
+        ### BEGIN HIDDEN TESTS
+        for stages, micro_batches, chunks, split in ((2, 6, 1, False), (4, 4, 1, True), (3, 3, 2, False), (2, 4, 3, True)):
+            for case in check.draw(3, schedule=lambda dice: drawn_schedule(dice, stages, micro_batches, chunks, split)):
+                require_programs(case["schedule"], check.call(written_programs, case["schedule"]))
+        ### END HIDDEN TESTS
+    with check.part(2, "refuses schedules that cannot run"):
+        for schedule in ([["F0", "B0", "F1", "B1"], ["F1", "B1", "F0", "B0"]], [["F0", "B0"], ["B0", "F0"]], [["F0", "W0", "B0"]],
+                         [["F0", "F0.1", "B0", "B0.1"], ["F0", "F0.1", "B0.1", "B0"]]):
+            check.raises(written_programs, ValueError, {"schedule": schedule})
+        ### BEGIN HIDDEN TESTS
+        for case in check.draw(6, schedule=lambda dice: drawn_schedule(dice, 3, 3, 1, False), stage=range(3), at=range(1, 6)):
+            actions = case["schedule"][case["stage"]]
+            late = next(place for place, action in enumerate(actions) if action[0] == "B")
+            actions.insert(0, actions.pop(late))
+            check.raises(written_programs, ValueError, {"schedule": case["schedule"]})
+        ### END HIDDEN TESTS
+    with check.part(2, "runs on your executor"):
+        CASE = {"schedule": RUNNABLE[1], "sizes": [1, 2, 1], "layers": check.by_rank([[1], [2], [1], [1]]),
+                "seed": check.by_rank([5.0, 6.0, 7.0, 8.0]), "links": "blocking"}
+        (run,) = check.ranks(scheduled, ranks=4, cases=[CASE], rel=1e-4, expected=[[[None, [0.2306288]], [None, [0.05943555, -0.1837189]], [None, [-0.2188141]], [0.4686705, [-0.4459859]]]])
+        require_transfers(run, RUNNABLE[1], [1, 2, 1])
+        ### BEGIN HIDDEN TESTS
+        for stages, chunks in ((2, 2), (4, 1)):
+            (case,) = check.draw(1, schedule=lambda dice: drawn_schedule(dice, stages, 3, chunks, False),
+                                 sizes=lambda dice: [dice.randint(1, 4) for _ in range(3)], seed=check.for_each_rank(check.between(0, 99)))
+            case |= {"layers": check.by_rank([[1 + rank % 2] * chunks for rank in range(stages)]), "links": "blocking"}
+            (run,) = check.ranks(scheduled, ranks=stages, rel=1e-3, cases=[case], expected=lambda ranks, schedule, sizes, layers, seed, links: (
+                pipeline_of_one_process(ranks, sizes, layers, seed)))
+            require_transfers(run, case["schedule"], case["sizes"])
+        ### END HIDDEN TESTS
+
+# %% [raw] mutant="program" hint="the programs deadlock"
+# -                programs[stage].append(f"send {action} to {target[0]}")
+# -                programs[target[0]].append(f"recv {target[1]} from {stage}")
+# -                received.add(target)
+# -    return programs
+# +                programs[stage].append(f"send {action} to {target[0]}")
+# +                received.add(target)
+# +    for stage, program in enumerate(programs):
+# +        sources = {consumer(s, a, stages, chunks): s for s, actions in enumerate(schedule) for a in actions}
+# +        for place in reversed(range(len(program))):
+# +            if (stage, program[place]) in sources:
+# +                program.insert(place, f"recv {program[place]} from {sources[stage, program[place]]}")
+# +    return programs
+
+# %% [raw] mutant="program" hint="contains all of its actions"
+# -    return programs
+# +    return [[item for item in one if not item.startswith("W")] for one in programs]
+
+# %% [raw] mutant="program" hint="under the name of the action"
+# -                programs[target[0]].append(f"recv {target[1]} from {stage}")
+# +                programs[target[0]].append(f"recv {action} from {stage}")
+
+# %% [raw] mutant="program" hint="under the name of the action"
+# -                programs[stage].append(f"send {action} to {target[0]}")
+# -                programs[target[0]].append(f"recv {target[1]} from {stage}")
+# -                received.add(target)
+# +                if action[0] == "F":
+# +                    programs[stage].append(f"send {action} to {target[0]}")
+# +                    programs[target[0]].append(f"recv {target[1]} from {stage}")
+# +                received.add(target)
+
+# %% [raw] mutant="program" hint="A transfer comes after the action"
+# -            programs[stage].append(action)
+# -            target = consumer(stage, action, stages, chunks)
+# +            target = consumer(stage, action, stages, chunks)
+# -                received.add(target)
+# -    return programs
+# +                received.add(target)
+# +            programs[stage].append(action)
+# +    return programs
+
+# %% [raw] mutant="program" hint="in different orders at"
+# -    return programs
+# +    return [[*program] if stage else swapped(program) for stage, program in enumerate(programs)]
+# +
+# +
+# +def swapped(program):
+# +    places = [place for place, item in enumerate(program) if item.startswith("recv")]
+# +    program = list(program)
+# +    program[places[0]], program[places[1]] = program[places[1]], program[places[0]]
+# +    return program
+
+# %% [raw] mutant="program" hint="this is not valid input"
+# -            raise ValueError("this schedule deadlocks: " + ", ".join(waiting))
+# +            return programs
+
+# %% [raw] mutant="program" hint="this is not valid input"
+# -        if kind == "B" and (stage, spell("F", number, chunk)) not in done:
+# -            return False
 
 # %% [markdown]
-# ### Exercise 8: unequal stages
+# ## What blocking sends cost
 #
-# Real stages differ: the last one computes the logits. Follow the micro-batches through the forward phase. The
-# first one takes the time of every stage, one after the other. Each later one leaves the pipeline one *slowest
-# stage* after the previous one. The backward phase works the same way, in the other direction.
-#
-# How long does a step of GPipe take?
+# Your programs never deadlock now. Are they fast? On four virtual H100s, each on a node of its own, the simulated bubble
+# of GPipe with 8 micro-batches is $3/11 = 27\%$. Here is the same schedule with your executor and blocking links:
 
-# %% nbgrader={"grade": false, "grade_id": "step-time", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% tags=["explore"]
+DEPTH = 12  # matrices per stage
+
+
+def simulated_and_modeled(links, schedules):
+    """Print the simulated and the modeled bubble of schedules on four virtual H100s."""
+    seconds = {}
+    for name, schedule in schedules.items():
+        count = len(schedule[0]) // 2
+        work = run_alone(count)
+        (last, *_) = sorted((rank.value for rank in virtualgpu.run(
+            lambda schedule=schedule, count=count: gpu_pipeline(None, count, layers=DEPTH, given=schedule, links=links), "h100:1", nodes=4)), reverse=True)
+        simulated = float(simulate(parse_schedule(schedule), CLOCK).bubble_fraction)
+        seconds[name] = last
+        print(f"{name:16} {last:6.1f} ms, bubble {result(f'{1 - work / last:.1%}')} (modeled), {simulated:.1%} simulated")
+    return seconds
+
+
+def run_alone(count):
+    """Return the milliseconds that a stage computes in a step: what it takes on a GPU by itself, without a bubble."""
+    return virtualgpu.run(lambda: gpu_pipeline(None, count, layers=DEPTH, given=[[f"{kind}{one}" for kind in "FB" for one in range(count)]]), "h100")[0].value
+
+
+FOUR = {"GPipe": [[f"F{k}" for k in range(8)] + [f"B{k}" for k in range(8)]] * 4,
+        "another schedule": [text.split() for text in (
+            "F0 F1 F2 F3 B0 F4 B1 F5 B2 F6 B3 F7 B4 B5 B6 B7", "F0 F1 F2 B0 F3 B1 F4 B2 F5 B3 F6 B4 F7 B5 B6 B7",
+            "F0 F1 B0 F2 B1 F3 B2 F4 B3 F5 B4 F6 B5 F7 B6 B7", "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 F6 B6 F7 B7")]}
+blocking = simulated_and_modeled("BlockingLinks", FOUR)
+
+# %% [markdown]
+# A GPU that sends does not compute, and a GPU that waits for a receiver does not, either. Each boundary makes both of
+# its stages wait for each other, once per transfer. The other schedule makes more of it, because its stages alternate
+# between both directions. The simulation assumes that a tensor travels while both stages compute something else.
+#
+# ## Sends that do not block
+#
+# `dist.isend` and `dist.irecv` *start* a transfer, and return a work object. On a GPU, the transfer runs on a stream of
+# its own. `wait()` makes the default stream wait for it, and not the host. That brings two new duties.
+#
+# The first is **memory**. Until a send is complete, the tensor must not be freed or overwritten. Somebody has to keep
+# it, and let go of it in time, because every tensor that is kept too long is activation memory.
+#
+# The second is **order**. With gloo, a tag tells two messages between the same ranks apart. NCCL ignores tags: within a
+# communicator, the $n$-th send from A to B meets the $n$-th receive of B from A. With blocking sends, exercise 7 put all
+# transfers of two ranks into one order. If receives start early, hidden states and gradients overtake each other: with
+# several chunks, both kinds travel from A to B. So each kind gets a process group, and thus a communicator and a stream,
+# of its own. Within one kind, the order of the program remains.
+#
+# A third way is `dist.batch_isend_irecv`, which hands NCCL a group of sends and receives that start together.
+# Megatron-LM uses it unless its transfers overlap with computation.
+
+# %% [markdown]
+# ### Exercise 8: asynchronous links
+#
+# Write `Links` in `p2p.py`. It replaces `BlockingLinks` in your executor, and nothing else changes.
+#
+# - `groups[kind]` is the process group for this kind of tensor; stages are numbered as in the group.
+# - A tensor is kept until it has been sent, and no longer than until the next send after that, because the caller lets
+#   go of it at once. Nobody waits just to find out.
+
+# %% answer="p2p"
+%%writefile mytrainer/p2p.py
+"""Asynchronous sends and receives between the stages of a pipeline."""
+
+import torch.distributed as dist
+
+
+class Links:
+    """Sends and receives that start at once, so that a stage can go on computing.
+
+    Attributes:
+        groups: {"F": the process group of hidden states, "B": that of their gradients}, of the same ranks.
+    """
+
+    def __init__(self, groups):
+        ### BEGIN SOLUTION
+        self.groups, self.sent = groups, []
+        ### END SOLUTION
+
+    def send(self, tensor, stage, kind):
+        """Start to send to a stage; the tensor stays in memory until it is sent, and not past the next send after that."""
+        ### BEGIN SOLUTION
+        self.sent = [one for one in self.sent if not one[0].is_completed()]
+        self.sent.append((dist.isend(tensor, group_dst=stage, group=self.groups[kind]), tensor))
+        ### END SOLUTION
+
+    def receive(self, tensor, stage, kind):
+        """Start to receive from a stage, and return an object whose `wait()` waits for the tensor."""
+        ### BEGIN SOLUTION
+        return dist.irecv(tensor, group_src=stage, group=self.groups[kind])
+        ### END SOLUTION
+
+    def finish(self):
+        """Return when all tensors have been sent."""
+        ### BEGIN SOLUTION
+        for work, _ in self.sent:
+            work.wait()
+        self.sent = []
+        ### END SOLUTION
+
+# %% tags=["driver"]
+def exchanged(values):
+    """Exchange values with the other of two ranks: start a send, compute, start a receive, compute, wait.
+
+    Return what arrived.
+    """
+    from mytrainer.p2p import Links
+
+    links, other = Links({kind: dist.new_group([0, 1]) for kind in "FB"}), 1 - dist.get_rank()
+    one, got = torch.ones(8, 8), torch.zeros(len(values))
+    links.send(torch.tensor(values), other, "F")
+    one = one @ one
+    work = links.receive(got, other, "F")
+    one = one @ one
+    work.wait()
+    links.finish()
+    return got.tolist()
+
+
+def two_kinds(hidden, gradient):
+    """Send hidden states, then a gradient, from rank 0 to rank 1, which takes the gradient first.
+
+    Return what rank 1 has received.
+    """
+    from mytrainer.p2p import Links
+
+    links, rank = Links({"F": dist.new_group([0, 1]), "B": dist.new_group([0, 1, 2])}), dist.get_rank()
+    found = [torch.zeros(2), torch.zeros(2)]
+    if rank == 0:
+        links.send(torch.tensor(hidden), 1, "F")
+        links.send(torch.tensor(gradient), 1, "B")
+    elif rank == 1:
+        links.receive(found[1], 0, "B").wait()
+        links.receive(found[0], 0, "F").wait()
+    links.finish()
+    return [one.tolist() for one in found]
+
+
+def kept_tensors(count):
+    """Send a tensor from rank 0 to rank 1, which receives late.
+
+    Return for rank 0 whether the tensor still exists before it is received, and after the next send.
+    """
+    import weakref
+
+    from mytrainer.p2p import Links
+
+    links, rank = Links({kind: dist.new_group([0, 1]) for kind in "FB"}), dist.get_rank()
+    alive = []
+    if rank == 0:
+        tensor = torch.ones(count)
+        reference = weakref.ref(tensor)
+        links.send(tensor, 1, "F")
+        del tensor
+        alive.append(reference() is not None)
+        for _ in range(2):
+            dist.barrier()
+        links.send(torch.ones(1), 1, "F")
+        alive.append(reference() is not None)
+        links.finish()
+    else:
+        dist.barrier()
+        links.receive(torch.empty(count), 0, "F").wait()
+        dist.barrier()
+        slow = torch.eye(600)
+        for _ in range(40):  # takes a while
+            slow = slow @ slow
+        links.receive(torch.empty(1), 0, "F").wait()
+        links.finish()
+    dist.barrier()
+    return alive
+
+
+def pipeline_on_gpus(schedule, tokens, width, layers):
+    """Run a schedule on GPUs with asynchronous links, with micro-batches of equal size."""
+    from mytrainer.p2p import Links
+    from mytrainer.pipeline import Pipeline
+    from mytrainer.program import add_communication
+
+    from lablib import pipeline_parts
+
+    rank, ranks, count = dist.get_rank(), dist.get_world_size(), len(schedule[0]) // 2
+    links = Links({kind: dist.new_group(list(range(ranks))) for kind in "FB"})
+    with torch.device("cuda"):
+        part = pipeline_parts.Part(rank, ranks, layers, width, 1.0).bfloat16()
+        one = pipeline_parts.MicroBatch(*(torch.zeros(tokens, width, dtype=torch.bfloat16) for _ in range(2)))
+        pipeline = Pipeline([part], links, lambda one: torch.empty_like(one.x))
+        pipeline.run(add_communication(schedule)[rank], [one] * count, [1 / count] * count)
+
+# %% check="p2p" points=7
+with check.parts():
+    with check.part(2, "starts transfers, and goes on"):
+        for run in check.ranks(exchanged, ranks=2, cases=[{"values": check.by_rank([[1.0, 2.0], [3.0, 4.0]])}],
+                               expected=[[[3.0, 4.0], [1.0, 2.0]]], hints={
+                "Two ranks that send to each other first wait for ever. A send has to return before its tensor has arrived.": "deadlock"}):
+            for rank in range(2):
+                (received,) = run.calls(rank, "recv")
+                check.that(received.finished is not None and received.finished > received.started, "receive waits for its tensor before "
+                           "it returns. Who waits, and when?")
+        ### BEGIN HIDDEN TESTS
+        check.ranks(exchanged, ranks=2, cases=check.draw(2, values=check.for_each_rank(check.between(0, 9), shape=[5])),
+                    expected=lambda ranks, values: values[::-1], rel=1e-5)
+        ### END HIDDEN TESTS
+    with check.part(1, "keeps hidden states and gradients apart"):
+        for run in check.ranks(two_kinds, ranks=3, cases=[{"hidden": [1.0, 2.0], "gradient": [3.0, 4.0]}], expected=None):
+            check.that(run.values[1] == [[1.0, 2.0], [3.0, 4.0]], "A gradient that overtakes hidden states is confused with them.")
+            groups = [call.group for call in run.calls(0, "send")]
+            check.that(groups == [(0, 1), (0, 1, 2)], "Hidden states are sent in groups['F'], and gradients in groups['B']. NCCL keeps one "
+                       "order per process group, whatever the tags.")
+    with check.part(2, "keeps a tensor until it is sent, and no longer"):
+        for run in check.ranks(kept_tensors, ranks=2, cases=[{"count": 1000}], expected=None):
+            before, after = run.values[0]
+            check.that(before, "The caller has let go of a tensor that is still being sent, and so have the links: its memory may be "
+                       "overwritten.")
+            check.that(not after, "A tensor that was sent long ago is still in memory after the next send.")
+            last, end = run.calls(1, "recv")[-1], run.calls(0, "barrier")[-1]
+            check.that(end.order > last.order, "finish returns before the last tensor has been received.")
+    with check.part(2, "overlaps with computation"):
+        BUSY = {"schedule": [[f"F{k}" for k in range(8)] + [f"B{k}" for k in range(8)]] * 4, "tokens": 8192, "width": 4096, "layers": 2}
+        cost = check.gpus(pipeline_on_gpus, BUSY, "h100:1", nodes=4, least={"flops": 8 * 4 * 2 * 8192 * 4096**2, "dtype": "bf16",
+                          "communicated": 8 * 2 * 8192 * 4096, "among": 4})
+        check.pass_mark(cost.milliseconds, "Eight micro-batches take longer than they need to: the stages wait for each other although "
+                        "they have work. What do they wait for?", error=cost.error, below=61)
+        for schedule in RUNNABLE[:2]:
+            ranks = len(schedule)
+            case = {"schedule": schedule, "sizes": [1, 2, 1], "links": "asynchronous", "layers": check.by_rank([[1], [2], [1], [1]][:ranks]),
+                    "seed": check.by_rank([5.0, 6.0, 7.0, 8.0][:ranks])}
+            (run,) = check.ranks(scheduled, ranks=ranks, cases=[case], rel=1e-4, expected=None)
+            require_transfers(run, schedule, [1, 2, 1])
+        ### BEGIN HIDDEN TESTS
+        for stages, chunks in ((2, 2), (4, 1)):
+            (case,) = check.draw(1, schedule=lambda dice: drawn_schedule(dice, stages, 3, chunks, False),
+                                 sizes=lambda dice: [dice.randint(1, 4) for _ in range(3)], seed=check.for_each_rank(check.between(0, 99)))
+            case |= {"layers": check.by_rank([[1 + rank % 2] * chunks for rank in range(stages)]), "links": "asynchronous"}
+            check.ranks(scheduled, ranks=stages, rel=1e-3, cases=[case], expected=lambda ranks, schedule, sizes, layers, seed, links: (
+                pipeline_of_one_process(ranks, sizes, layers, seed)))
+        ### END HIDDEN TESTS
+
+# %% [raw] mutant="p2p" hint="wait for ever"
+# -        self.sent.append((dist.isend(tensor, group_dst=stage, group=self.groups[kind]), tensor))
+# +        dist.send(tensor, group_dst=stage, group=self.groups[kind])
+
+# %% [raw] mutant="p2p" hint="What do they wait for"
+# -        self.sent.append((dist.isend(tensor, group_dst=stage, group=self.groups[kind]), tensor))
+# +        work = dist.isend(tensor, group_dst=stage, group=self.groups[kind])
+# +        work.wait()
+
+# %% [raw] mutant="p2p" hint="is confused with them"
+# -        self.groups, self.sent = groups, []
+# +        self.groups, self.sent = dict.fromkeys("FB", groups["F"]), []
+
+# %% [raw] mutant="p2p" hint="receive waits for its tensor before"
+# -        return dist.irecv(tensor, group_src=stage, group=self.groups[kind])
+# +        work = dist.irecv(tensor, group_src=stage, group=self.groups[kind])
+# +        work.wait()
+# +        return work
+
+# %% [raw] mutant="p2p" hint="whatever the tags"
+# -        self.sent.append((dist.isend(tensor, group_dst=stage, group=self.groups[kind]), tensor))
+# +        self.sent.append((dist.isend(tensor, group_dst=stage, group=self.groups["F"], tag=ord(kind)), tensor))
+# -        return dist.irecv(tensor, group_src=stage, group=self.groups[kind])
+# +        return dist.irecv(tensor, group_src=stage, group=self.groups["F"], tag=ord(kind))
+
+# %% [raw] mutant="p2p" hint="still in memory after the next send"
+# -        self.sent = [one for one in self.sent if not one[0].is_completed()]
+
+# %% [raw] mutant="p2p" hint="finish returns before"
+# -        for work, _ in self.sent:
+# -            work.wait()
+
+# %% [raw] mutant="p2p" hint="its memory may be"
+# -        self.sent.append((dist.isend(tensor, group_dst=stage, group=self.groups[kind]), tensor))
+# +        self.sent.append((dist.isend(tensor.clone(), group_dst=stage, group=self.groups[kind]), None))
+
+# %% [markdown]
+# Does it help? The same two schedules on the same four GPUs, with your links:
+
+# %% tags=["explore"]
+overlapped = simulated_and_modeled("Links", FOUR)
+for name in FOUR:
+    print(f"{name:16} {result(f'{1 - overlapped[name] / blocking[name]:.0%}')} faster than with blocking sends (modeled)")
+
+# %% [markdown]
+# What remains above the simulated bubble are transfers that nothing can hide. The first micro-batch has to travel
+# through all boundaries before the last stage can begin, and so has the last gradient. And wherever a stage waits for
+# the result of its neighbor's latest action, it waits for the network, too. The simulation has no network.
+#
+# If shapes were negotiated, each transfer would begin with a header. The receiver's host would have to *read* it before
+# it could allocate the buffer, so it would wait for the GPU each time, and could not queue any work behind it. That is
+# why training frameworks know the shapes, or negotiate them once. PyTorch's `PipelineStage` runs shape inference in the
+# first step; Megatron-LM has `--variable-seq-lengths` for those who must.
+
+# %% [markdown]
+# ## One matrix on two stages
+#
+# GPT-2 uses the embedding's matrix as the weight of the output layer, too. In a pipeline, the first stage needs it for
+# the embedding, and the last one for the logits. So both have a copy. Each copy gets a gradient of its own use. In one
+# process, autograd would add the two up.
+
+# %% [markdown]
+# ### Exercise 9: tied ends
+#
+# Write `TiedEnds` in `tied.py`. Both copies stay equal if they start equal and get the same gradient.
+#
+# The gradient norm has to count the matrix once. Your `clip_grad_norm` of lab 09 divides the square of a gradient by the
+# parameter's `copies`, the number of ranks that have the same part, and adds up over a group. With a pipeline, that is
+# the group of all ranks that share the model: its stages, and the tensor-parallel ranks of each. What is `copies` of a
+# tied matrix?
+#
+# Ranks in the middle are not in the group of both ends, and do not take part. So use the group, and number 0 in it.
+
+# %% answer="tied"
+%%writefile mytrainer/tied.py
+"""One matrix on both ends of a pipeline: the embedding of the first stage, and the output layer of the last."""
+
+import torch.distributed as dist
+
+
+class TiedEnds:
+    """The two copies of a matrix.
+
+    Attributes:
+        weight: this end's parameter. Its `copies`, 1 if it has none, counts the ranks with the same part.
+        group: the process group of both ends; number 0 is the first stage.
+    """
+
+    def __init__(self, weight, group):
+        """Give both ends the values of the first stage's parameter."""
+        ### BEGIN SOLUTION
+        self.weight, self.group = weight, group
+        dist.broadcast(weight.data, group_src=0, group=group)
+        weight.copies = 2 * getattr(weight, "copies", 1)
+        ### END SOLUTION
+
+    def finish(self):
+        """Complete the gradient of the matrix after the backward passes of a step."""
+        ### BEGIN SOLUTION
+        dist.all_reduce(self.weight.grad, group=self.group)
+        ### END SOLUTION
+
+# %% tags=["driver"]
+def tied_ends(values, grads, ends, copies):
+    """Tie the parameters of two ranks; return the values, the gradient, and the copies of each, and None on other ranks.
+
+    Args:
+        values, grads: this rank's.
+        ends: the two ranks.
+        copies: of the parameter before; None: it has no such attribute.
+    """
+    group = dist.new_group(ends)
+    if dist.get_rank() not in ends:
+        return None
+    from mytrainer.tied import TiedEnds
+
+    weight = torch.nn.Parameter(torch.tensor(values))
+    if copies is not None:
+        weight.copies = copies
+    tied = TiedEnds(weight, group)
+    weight.grad = torch.tensor(grads)
+    tied.finish()
+    return [weight.tolist(), weight.grad.tolist(), getattr(weight, "copies", 0)]
+
+# %% check="tied" points=4
+def require_tied(runs, ends, size):
+    for run in runs:
+        for rank in range(len(run.values)):
+            sent = run.bytes(rank, "all_reduce")
+            check.that(sent == (size if rank in ends else 0), "In a step, each end all-reduces the gradient of the matrix once.")
+
+
+TIED = {"values": check.by_rank([[9.0, 9.0], [1.0, 2.0], [9.0, 9.0], [3.0, 5.0]]), "grads": check.by_rank([[0.0, 0.0], [0.5, 1.0], [0.0, 0.0], [2.0, 4.0]]),
+        "ends": [1, 3]}
+CASES = [{**TIED, "copies": None}, {**TIED, "copies": 2}]
+check.ranks(tied_ends, ranks=4, cases=CASES, expected=[[None, [[1.0, 2.0], [2.5, 5.0], 2], None, [[1.0, 2.0], [2.5, 5.0], 2]],
+        [None, [[1.0, 2.0], [2.5, 5.0], 4], None, [[1.0, 2.0], [2.5, 5.0], 4]]], hints={
+    "Ranks wait for each other: only the two ends take part, so pass their group to every collective.": "deadlock",
+    "The ends begin with different values.": [[None, [[1.0, 2.0], [2.5, 5.0], 2], None, [[3.0, 5.0], [2.5, 5.0], 2]],
+        [None, [[1.0, 2.0], [2.5, 5.0], 4], None, [[3.0, 5.0], [2.5, 5.0], 4]]],
+    "Each end has the gradient of its own use only.": [[None, [[1.0, 2.0], [0.5, 1.0], 2], None, [[1.0, 2.0], [2.0, 4.0], 2]],
+        [None, [[1.0, 2.0], [0.5, 1.0], 4], None, [[1.0, 2.0], [2.0, 4.0], 4]]],
+    "That is the mean of two gradients. What does autograd do with a matrix that is used twice?": [[None, [[1.0, 2.0], [1.25, 2.5], 2], None, [[1.0, 2.0], [1.25, 2.5], 2]],
+        [None, [[1.0, 2.0], [1.25, 2.5], 4], None, [[1.0, 2.0], [1.25, 2.5], 4]]],
+    "The first end may already be on several ranks, by tensor parallelism. How many have the same part now?": [[None, [[1.0, 2.0], [2.5, 5.0], 2], None, [[1.0, 2.0], [2.5, 5.0], 2]],
+        [None, [[1.0, 2.0], [2.5, 5.0], 2], None, [[1.0, 2.0], [2.5, 5.0], 2]]],
+    "The gradient norm will count the matrix more than once.": [[None, [[1.0, 2.0], [2.5, 5.0], 0], None, [[1.0, 2.0], [2.5, 5.0], 0]],
+        [None, [[1.0, 2.0], [2.5, 5.0], 2], None, [[1.0, 2.0], [2.5, 5.0], 2]]],
+    "Both ends get the values of the first one, number 0 of the group.": [[None, [[3.0, 5.0], [2.5, 5.0], 2], None, [[3.0, 5.0], [2.5, 5.0], 2]],
+        [None, [[3.0, 5.0], [2.5, 5.0], 4], None, [[3.0, 5.0], [2.5, 5.0], 4]]]})
+require_tied(check.ranks(tied_ends, ranks=4, cases=CASES, expected=None), [1, 3], 8)
+### BEGIN HIDDEN TESTS
+require_tied(check.ranks(tied_ends, ranks=3, rel=1e-5, cases=check.draw(
+    2, values=check.for_each_rank(check.between(-1, 1), shape=[3, 2]), grads=check.for_each_rank(check.between(-1, 1), shape=[3, 2]),
+    ends=[[0, 2]], copies=[1, 2, 3]), expected=lambda ranks, values, grads, ends, copies: [
+        None if rank == 1 else [values[0], [[a + b for a, b in zip(one, other, strict=True)] for one, other in zip(grads[0], grads[2], strict=True)],
+                                2 * copies] for rank in range(3)]), [0, 2], 24)
+### END HIDDEN TESTS
+
+# %% [raw] mutant="tied" hint="begin with different values"
+# -        dist.broadcast(weight.data, group_src=0, group=group)
+
+# %% [raw] mutant="tied" hint="the gradient of its own use only"
+# -        dist.all_reduce(self.weight.grad, group=self.group)
+
+# %% [raw] mutant="tied" hint="only the two ends take part"
+# -        dist.all_reduce(self.weight.grad, group=self.group)
+# +        dist.all_reduce(self.weight.grad)
+
+# %% [raw] mutant="tied" hint="the mean of two gradients"
+# -        dist.all_reduce(self.weight.grad, group=self.group)
+# +        dist.all_reduce(self.weight.grad, group=self.group)
+# +        self.weight.grad /= 2
+
+# %% [raw] mutant="tied" hint="count the matrix more than once"
+# -        weight.copies = 2 * getattr(weight, "copies", 1)
+
+# %% [raw] mutant="tied" hint="already be on several ranks"
+# -        weight.copies = 2 * getattr(weight, "copies", 1)
+# +        weight.copies = 2
+
+# %% [raw] mutant="tied" hint="number 0 of the group"
+# -        dist.broadcast(weight.data, group_src=0, group=group)
+# +        dist.broadcast(weight.data, group_src=1, group=group)
+
+# %% [raw] mutant="tied" hint="all-reduces the gradient of the matrix once"
+# -        dist.all_reduce(self.weight.grad, group=self.group)
+# +        both = [self.weight.grad.clone() for _ in range(2)]
+# +        dist.all_gather(both, self.weight.grad, group=self.group)
+# +        self.weight.grad.copy_(both[0] + both[1])
+
+# %% [markdown]
+# Each of the two ends contributes half of the square of the matrix's gradient, and the sum over all ranks counts it
+# once. If the copies' gradients were not added up first, the norm would be wrong even though every rank did its part.
+#
+# Untied matrices need none of this, which is one reason why recent large models do not tie them.
+
+# %% [markdown]
+# ## Unequal stages
+#
+# Real stages differ. The last one computes the logits, and layers rarely divide evenly. Follow the micro-batches of
+# GPipe through the forward phase: the first one takes the time of every stage, one after the other. What sets the
+# distance between it and the next one, at the end of the pipeline? The backward phase works the same way, in the other
+# direction.
+
+# %% [markdown]
+# ### Exercise 10: the step time
+#
+# How long does a step of GPipe take? All passes of a kind take the same time on a stage, and communication takes none.
+
+# %% answer="step-time"
 def step_time(forward, backward, m):
     """Return the step time, in ms, with m micro-batches. forward, backward: ms of each stage."""
     ### BEGIN SOLUTION
     return sum(forward) + (m - 1) * max(forward) + sum(backward) + (m - 1) * max(backward)
     ### END SOLUTION
 
-# %% nbgrader={"grade": true, "grade_id": "step-time-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
+# %% check="step-time" points=3
 check.function(
     step_time,
     cases=[([10, 10], [20, 20], 1), ([10, 10], [20, 20], 4), ([10, 10, 16], [20, 20, 40], 5), ([10, 14], [30, 20], 2)],
@@ -698,6 +2268,8 @@ check.function(
         "Of m micro-batches, how many follow the first?": [90, 180, 396, 162],
     })
 ### BEGIN HIDDEN TESTS
+import numpy as np
+
 drawn = check.draw(20, m=range(1, 33), stages=range(1, 9), seed=range(10**6))
 cases = []
 for case in drawn:
@@ -707,264 +2279,164 @@ check.function(step_time, cases=cases, expected=lambda forward, backward, m: (
     sum(forward) + sum(backward) + (m - 1) * (max(forward) + max(backward))))
 ### END HIDDEN TESTS
 
-# %% [raw] tags=["mutant"] answer="step-time" hint="That omits the pipeline's"
+# %% [raw] mutant="step-time" hint="That omits the pipeline's"
 # -    return sum(forward) + (m - 1) * max(forward) + sum(backward) + (m - 1) * max(backward)
 # +    return m * (max(forward) + max(backward))
 
-# %% [raw] tags=["mutant"] answer="step-time" hint="That runs all passes"
+# %% [raw] mutant="step-time" hint="That runs all passes"
 # -    return sum(forward) + (m - 1) * max(forward) + sum(backward) + (m - 1) * max(backward)
 # +    return m * (sum(forward) + sum(backward))
 
-# %% [raw] tags=["mutant"] answer="step-time" hint="Not every stage is"
+# %% [raw] mutant="step-time" hint="Not every stage is"
 # -    return sum(forward) + (m - 1) * max(forward) + sum(backward) + (m - 1) * max(backward)
 # +    return (m + len(forward) - 1) * (max(forward) + max(backward))
 
-# %% [raw] tags=["mutant"] answer="step-time" hint="The forward and the"
+# %% [raw] mutant="step-time" hint="The forward and the"
 # -    return sum(forward) + (m - 1) * max(forward) + sum(backward) + (m - 1) * max(backward)
 # +    return sum(forward) + sum(backward) + (m - 1) * max(f + b for f, b in zip(forward, backward))
 
-# %% [raw] tags=["mutant"] answer="step-time" hint="Of m micro-batches, how"
+# %% [raw] mutant="step-time" hint="Of m micro-batches, how"
 # -    return sum(forward) + (m - 1) * max(forward) + sum(backward) + (m - 1) * max(backward)
 # +    return sum(forward) + m * max(forward) + sum(backward) + m * max(backward)
 
 # %% [markdown]
-# Try it on your virtual run: the mean durations of its stages should predict the step time.
+# Now predict a run. The second of four stages has 6 layers, and the others have 4. One virtual H100 measures a forward
+# and a backward pass of each; your function predicts the step; and four GPUs run it:
 
 # %% tags=["explore"]
-def mean_time(run, kind):
-    """Return the mean duration of this kind of action on each stage, in ms."""
-    return [float(sum(span.end - span.start for span in spans if span.kind == kind))
-            / sum(span.kind == kind for span in spans) for spans in run.spans.values()]
+LAYERS = [4, 6, 4, 4]
+
+
+def passes(number, tokens=8192, width=4096):
+    """Return the milliseconds of a forward pass and of a backward pass of a stage on a GPU."""
+    with torch.device("cuda"):
+        part = pipeline_parts.Part(number, 4, LAYERS[number], width, 1.0).bfloat16()
+        one = pipeline_parts.MicroBatch(*(torch.zeros(tokens, width, dtype=torch.bfloat16) for _ in range(2)))
+        for _ in range(2):  # the first backward pass allocates the gradients, the second adds to them
+            x = None if number == 0 else torch.zeros(tokens, width, dtype=torch.bfloat16, requires_grad=True)
+            marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+            marks[0].record()
+            y = part(x, one)
+            marks[1].record()
+            y.backward(torch.ones_like(y))
+            marks[2].record()
+    torch.cuda.synchronize()
+    return marks[0].elapsed_time(marks[1]), marks[1].elapsed_time(marks[2])
 
 
 if step_time([1], [1], 1):
-    print("stage by stage, forward ", [round(one, 1) for one in mean_time(parts, "F")], "ms")
-    print("stage by stage, backward", [round(one, 1) for one in mean_time(parts, "B")], "ms")
-    print(f"your function: {step_time(mean_time(parts, 'F'), mean_time(parts, 'B'), 8):.1f} ms")
-    print(f"the run:       {float(parts.total):.1f} ms")
+    forward, backward = zip(*(virtualgpu.run(lambda number=number: passes(number), "h100")[0].value for number in range(4)), strict=True)
+    print("forward ", ", ".join(f"{one:.2f}" for one in forward), "ms; backward", ", ".join(f"{one:.2f}" for one in backward), "ms (modeled)")
+    ranks = virtualgpu.run(lambda: gpu_pipeline("gpipe", 8, layers=LAYERS[int(os.environ["RANK"])], links="Links"), "h100:1", nodes=4)
+    check.compare("ms per step (modeled)", step_time(forward, backward, 8), max(rank.value for rank in ranks))
 
 # %% [markdown]
-# The difference is communication: each boundary adds one send in the forward phase and one in the backward phase.
-#
-# ## What GPipe stores
-#
-# A micro-batch's activations are needed in its backward pass, and GPipe starts the backward passes only after all
-# forward passes. So every stage holds the activations of **all** micro-batches at once: the strips in the figures
-# above rise to $m$. Splitting a mini-batch into more micro-batches does not save any memory, but the pipeline wants
-# many of them.
-#
-# GPipe therefore came with **activation checkpointing**: a stage saves only its *input* for each micro-batch, and
-# recomputes the rest just before the backward pass. `torchgpipe` ([Kim et al.
-# 2020](https://arxiv.org/abs/2004.09910)) has three modes:
-#
-# | `checkpoint=` | saved after the forward pass |
-# |---|---|
-# | `"never"` | everything, for every micro-batch |
-# | `"always"` | only the input, for every micro-batch |
-# | `"except_last"` | only the input, but everything for the last micro-batch: its backward pass comes next |
+# One stage with half as many layers again slows down the whole pipeline, and adding micro-batches does not help: all
+# other stages wait for it, $m$ times. Lab 11 balances stages. What your prediction lacks is the network.
 
 # %% [markdown]
-# ### Exercise 9: peak activation memory
+# ## Train with it
 #
-# How many bytes does a stage hold at its peak? In GPipe's backward phase the last micro-batch comes first. Before a
-# checkpointed micro-batch's backward pass, its activations are recomputed from its input, which is freed after that
-# pass. After the backward pass of a micro-batch, nothing of it remains. (Count the input separately, in addition to
-# `everything`.)
-
-# %% nbgrader={"grade": false, "grade_id": "kept-bytes", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def kept_bytes(mode, m, everything, input):
-    """Bytes at the peak. mode: "never", "always" or "except_last"; m: micro-batches;
-
-    everything, input: bytes of one micro-batch's activations inside of the stage, and of its input.
-    """
-    ### BEGIN SOLUTION
-    whole = m if mode == "never" else 1
-    return m * input + whole * everything
-    ### END SOLUTION
-
-# %% nbgrader={"grade": true, "grade_id": "kept-bytes-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
-check.function(
-    kept_bytes,
-    cases=[("never", 8, 100, 5), ("always", 8, 100, 5), ("except_last", 8, 100, 5), ("always", 1, 70, 3)],
-    expected=[840, 140, 140, 73],
-    hints={
-        "The inputs are saved, too.": [800, 100, 100, 70],
-        "During a micro-batch's backward pass its activations are in memory again, even with checkpointing.":
-            [840, 40, 140, 3],
-        "That counts two at once, but the last micro-batch's activations are freed before the next is recomputed.":
-            [840, 140, 240, 73],
-        "You have the modes reversed: without checkpointing everything is saved.": [140, 840, 840, 73],
-    })
-### BEGIN HIDDEN TESTS
-check.function(kept_bytes, cases=check.draw(24, mode=["never", "always", "except_last"], m=range(1, 65),
-                                            everything=range(10**6, 10**9), input=range(10**4, 10**6)),
-               expected=lambda mode, m, everything, input: m * input + (m if mode == "never" else 1) * everything)
-### END HIDDEN TESTS
-
-# %% [raw] tags=["mutant"] answer="kept-bytes" hint="The inputs are saved"
-# -    return m * input + whole * everything
-# +    return whole * everything
-
-# %% [raw] tags=["mutant"] answer="kept-bytes" hint="During a micro-batch's backward"
-# -    whole = m if mode == "never" else 1
-# +    whole = {"never": m, "always": 0, "except_last": 1}[mode]
-
-# %% [raw] tags=["mutant"] answer="kept-bytes" hint="That counts two at"
-# -    whole = m if mode == "never" else 1
-# +    whole = {"never": m, "always": 1, "except_last": 2}[mode]
-
-# %% [raw] tags=["mutant"] answer="kept-bytes" hint="You have the modes"
-# -    whole = m if mode == "never" else 1
-# +    whole = 1 if mode == "never" else m
-
-# %% [markdown]
-# ### Exercise 10: the cost of recomputation
-#
-# Recomputation costs time. Assume that the backward pass takes twice as long as the forward pass. How much
-# computation does a step take, relative to `"never"`?
-
-# %% nbgrader={"grade": false, "grade_id": "extra-work", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def extra_work(mode, m):
-    """Return a step's computation; 1.0 is "never". mode: "never", "always", or "except_last"."""
-    ### BEGIN SOLUTION
-    again = {"never": 0, "always": m, "except_last": m - 1}[mode]
-    return (3 * m + again) / (3 * m)
-    ### END SOLUTION
-
-# %% nbgrader={"grade": true, "grade_id": "extra-work-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
-check.function(
-    extra_work,
-    cases=[("never", 4), ("always", 4), ("except_last", 4), ("except_last", 1)],
-    expected=[1.0, 4 / 3, 1.25, 1.0],
-    hints={
-        "Only the forward pass is recomputed, not the whole step.": [1.0, 2.0, 1.75, 1.0],
-        "The forward and backward pass do not take equally long here.": [1.0, 1.5, 1.375, 1.0],
-        "One micro-batch is not recomputed.": [1.0, 4 / 3, 4 / 3, 4 / 3],
-    })
-### BEGIN HIDDEN TESTS
-check.function(extra_work, cases=check.draw(20, mode=["never", "always", "except_last"], m=range(1, 10**6)),
-               expected=lambda mode, m: 1 + {"never": 0, "always": m, "except_last": m - 1}[mode] / (3 * m))
-### END HIDDEN TESTS
-
-# %% [raw] tags=["mutant"] answer="extra-work" hint="not the whole step"
-# -    return (3 * m + again) / (3 * m)
-# +    return (m + again) / m
-
-# %% [raw] tags=["mutant"] answer="extra-work" hint="The forward and backward"
-# -    return (3 * m + again) / (3 * m)
-# +    return (2 * m + again) / (2 * m)
-
-# %% [raw] tags=["mutant"] answer="extra-work" hint="One micro-batch is not"
-# -    again = {"never": 0, "always": m, "except_last": m - 1}[mode]
-# +    again = 0 if mode == "never" else m
-
-# %% [markdown]
-# ### Exercise 11: a pipeline that fits
-#
-# Now at full size: GPT-2 small in fp16 on four **virtual** V100s with 16 GB, two on each node, with GPipe and 40
-# samples per step. Which micro-batch size do you choose, and how many of each stage's three layers do you recompute?
-# This is what the trainer estimates (`block N` recomputes N layers of each stage):
+# Your trainer can use all of this now. `code/my_trainer.sh` starts two ranks on each of two nodes. With
+# `--pipeline-model-parallel-size 2`, a replica of your Llama has two stages. Your DDP of lab 04 averages the gradients
+# of the two replicas: PP 2 x DP 2. The parameters begin with the values that `pretrain_gpt.py` gives them, so the losses
+# can be compared with those of one process. Your executor runs all backward passes of a step in one call, so the
+# gradients are all-reduced after the last of them, and the script does without `--overlap-grad-reduce`.
+# If your `train.py` has no argument `clip` (lab 09), the next cell replaces it with the course's, and keeps yours as
+# `train.mine.py`:
 
 # %% tags=["explore"]
-PIPELINE = ("--device virtual:v100 --virtual-network ethernet:25gbit --world-size 4 --gpus-per-node 2 "
-            "--pipeline-model-parallel-size 4 --schedule gpipe --fp16 --global-batch-size 40 --num-layers 12 "
-            "--hidden-size 768 --num-attention-heads 12 --seq-length 1024 --max-position-embeddings 1024")
-BLOCK = " --recompute-granularity full --recompute-method block --recompute-num-layers 3"
-costs.show(costs.of({"micro-batch 4, nothing": "--micro-batch-size 4",
-                     "micro-batch 1, nothing": "--micro-batch-size 1",
-                     "micro-batch 4, block 3": "--micro-batch-size 4" + BLOCK,
-                     "micro-batch 10, block 3": "--micro-batch-size 10" + BLOCK}, PIPELINE))
+if "clip=" not in pieces.find("train").path.read_text():
+    print("\n".join(worked.install(pieces.find("new/train"), force=True)))
 
-# %% [markdown]
-# The first two lines show that smaller micro-batches save time, but no memory. Now write a job that fits, with a
-# step time of **less than 590 ms**. *Your turn:* write a line `BATCH="..."` with the micro-batch size and the
-# recomputation flags.
-
-# %% nbgrader={"grade": false, "grade_id": "my-pipeline", "locked": false, "schema_version": 3, "solution": true, "task": false}
-%%writefile code/my_pipeline.sh
-#!/bin/bash
-#SBATCH --job-name=my_pipeline
-#SBATCH --nodes=2
-#SBATCH --ntasks-per-node=1
-#SBATCH --cpus-per-task=4
-#SBATCH --gpus-per-node=2
-#SBATCH --time=00:10:00
-#SBATCH --output=megatron/logs/%x_%j.txt
-set -euo pipefail
-
-export OMP_NUM_THREADS=1
-DATA=$LAB_HOME/data/GPT-2_assets
-MODEL="--fp16 --num-layers 12 --hidden-size 768 --num-attention-heads 12 \
-       --seq-length 1024 --max-position-embeddings 1024"
-LAYOUT="--pipeline-model-parallel-size 4 --schedule gpipe --global-batch-size 40"
-### BEGIN SOLUTION
-BATCH="--micro-batch-size 1 --recompute-granularity full --recompute-method block --recompute-num-layers 2"
-### END SOLUTION
-TEXT="--data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json \
-      --merge-file $DATA/gpt2-merges.txt --split 949,50,1"
-MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
-
-srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
-    bash -c 'exec torchrun --node_rank "$SLURM_NODEID" "$@"' torchrun \
-    --nnodes 2 --nproc_per_node 2 --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT" \
-    "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" \
-    --device virtual:v100 --virtual-network ethernet:25gbit $MODEL $LAYOUT $BATCH $TEXT \
-    --lr 1.5e-4 --train-iters 3 --log-interval 1 --eval-iters 0 "$@"
-
-# %% nbgrader={"grade": true, "grade_id": "my-pipeline-check", "locked": true, "points": 4, "schema_version": 3, "solution": false, "task": false}
-script = check.script("code/my_pipeline.sh", only=[
-    "--micro-batch-size", "--recompute-granularity", "--recompute-method", "--recompute-num-layers"])
-cost = check.figures(script, "virtual:v100", network="ethernet:25gbit")
-check.that(cost.fits, "It does not fit. A smaller micro-batch does not help, because GPipe holds all of them. What does?")
-check.pass_mark(cost.milliseconds, error=cost.error, below=590, hint=(
-    "It fits, but it takes too long. Two things cost time: the bubble, and every layer that you recompute without need."))
-
-# %% [raw] tags=["mutant"] answer="my-pipeline" hint="It does not fit"
-# -BATCH="--micro-batch-size 1 --recompute-granularity full --recompute-method block --recompute-num-layers 2"
-# +BATCH="--micro-batch-size 1"
-
-# %% [raw] tags=["mutant"] answer="my-pipeline" hint="it takes too long"
-# -BATCH="--micro-batch-size 1 --recompute-granularity full --recompute-method block --recompute-num-layers 2"
-# +BATCH="--micro-batch-size 20 --recompute-granularity full --recompute-method uniform"
-
-# %% [raw] tags=["mutant"] answer="my-pipeline" hint="it takes too long"
-# -BATCH="--micro-batch-size 1 --recompute-granularity full --recompute-method block --recompute-num-layers 2"
-# +BATCH="--micro-batch-size 20 --recompute-granularity full --recompute-method block --recompute-num-layers 2"
-
-# %% [raw] tags=["mutant"] answer="my-pipeline" hint="This would go wrong"
-# -BATCH="--micro-batch-size 1 --recompute-granularity full --recompute-method block --recompute-num-layers 2"
-# +BATCH="--micro-batch-size 3 --recompute-granularity full --recompute-method block --recompute-num-layers 2"
-
-# %% [raw] tags=["mutant"] answer="my-pipeline" hint="--global-batch-size 8; the exercise uses 40"
-# -BATCH="--micro-batch-size 1 --recompute-granularity full --recompute-method block --recompute-num-layers 2"
-# +BATCH="--micro-batch-size 1 --global-batch-size 8"
-
-# %% [raw] tags=["mutant"] answer="my-pipeline" hint="--kv-channels 1; the exercise uses 64"
-# -BATCH="--micro-batch-size 1 --recompute-granularity full --recompute-method block --recompute-num-layers 2"
-# +BATCH="--micro-batch-size 1 --ffn-hidden-size 1 --kv-channels 1"
-
-# %% tags=["explore"] short={"my_pipeline.sh": "my_pipeline.sh --train-iters 1 --global-batch-size 4"}
-!sbatch code/my_pipeline.sh
+# %% tags=["explore"] short={"--train-iters 20": "--train-iters 3"}
+FLAGS = ("--device cpu --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 "
+         "--swiglu --normalization RMSNorm --position-embedding-type rope --group-query-attention --num-query-groups 1 "
+         "--untie-embeddings-and-output-weights --disable-bias-linear --attention-dropout 0 --hidden-dropout 0 "
+         "--micro-batch-size 1 --global-batch-size 8 --train-iters 20 --lr 1e-3 --min-lr 1e-5 --lr-warmup-fraction 0.2 "
+         "--lr-decay-style cosine --clip-grad 1.0 --log-interval 1 --eval-iters 0 --split 949,50,1 "
+         "--data-path data/bpe-4096/text_document --vocab-file data/bpe-4096/vocab.json --merge-file data/bpe-4096/merges.txt")
+!sed 's/ --overlap-grad-reduce//' code/my_trainer.sh > code/my_pipeline.sh
+!sbatch --output=megatron/logs/mine_pp.txt code/my_pipeline.sh {FLAGS} --pipeline-model-parallel-size 2 --schedule gpipe
+!OMP_NUM_THREADS=1 python megatron/Megatron-LM/pretrain_gpt.py {FLAGS} > megatron/logs/reference_llama.txt
 
 # %% tags=["explore"]
-fitting = jobs.wait()
-
-# %% tags=["explore"]
-!grep -E "elapsed time|out of memory" {fitting.log} | tail -n 2
+jobs.wait()
+!grep -hE "^training|error:" megatron/logs/mine_pp.txt
+reference, mine = (logs.read(f"megatron/logs/{name}.txt") for name in ("reference_llama", "mine_pp"))
+assert mine.iterations, "Your job has failed. megatron/logs/mine_pp.txt says why."
+norms = max(abs(yours.grad_norm / theirs.grad_norm - 1) for theirs, yours in zip(reference.iterations, mine.iterations, strict=True))
+losses = logs.loss_difference(reference, mine)
+print(f"losses differ by at most {result(f'{losses:.1e}')}, gradient norms by {result(f'{norms:.1e}')}, relatively")
+assert losses < 1e-4, "One of your files trains differently from the reference. `lab mytrainer` tests each of them."
+assert norms < 1e-2, "The losses agree, and the gradient norms do not. Look at the weight of a micro-batch in stage.py and pipeline.py."
 
 # %% [markdown]
-# ## torchgpipe: a pipeline in one process
+# A difference of `0.0e+00` means that all printed digits are equal.
+
+# %% tags=["explore"] short={"!lab mytrainer": "!true"}
+!lab mytrainer
+
+# %% [markdown]
+# ## Beside it: PyTorch
 #
-# [torchgpipe](https://torchgpipe.readthedocs.io) is a library that implements GPipe. One process drives all devices,
-# with a thread for each. It needs the model as an `nn.Sequential`, and the **balance**: the number of layers on each
-# device. Here are eight GPT blocks on four devices, all of which are this CPU:
+# `torch.distributed.pipelining` is PyTorch's own pipeline. A `PipelineStage` wraps a module, and a schedule class drives
+# it. It has what you have: a stage with queues, schedules as lists of actions (its classes compute them), and a function
+# that adds sends and receives. Here is the same model with the same micro-batches in both:
+
+# %% tags=["explore"]
+def beside_pytorch(sizes):
+    """Run GPipe on two ranks with PyTorch's pipeline and with yours; return the gradients of this rank's matrices."""
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    simple_program.install()
+    from mytrainer import gpipe, pipeline
+
+    from lablib import tensor
+
+    rank, count, found = dist.get_rank(), len(sizes), []
+
+    class Last(torch.nn.Module):
+        def __init__(self, part):
+            super().__init__()
+            self.weights = part.weights
+
+        def forward(self, x):
+            for weight in self.weights:
+                x = torch.nn.functional.linear(x, weight).tanh()
+            return x
+
+    part = pipeline_parts.Part(rank, 2, 2, 8, float(rank))
+    stage = PipelineStage(Last(part), rank, 2, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, count, loss_fn=torch.nn.functional.mse_loss)
+    data = pipeline_parts.micro_batches(sizes, 8)
+    x, y = (torch.cat([getattr(one, name) for one in data]) for name in "xy")
+    schedule.step(*([x] if rank == 0 else []), **({"target": y} if rank == 1 else {}))
+    found.append(tensor.gradients(list(part.weights)))
+    part.zero_grad()
+    mine = pipeline.Pipeline([part], pipeline.BlockingLinks(dist.group.WORLD), lambda one: torch.empty_like(one.x))
+    mine.run(simple_program.add_communication(gpipe.gpipe(2, count))[rank], data, [size / sum(sizes) for size in sizes])
+    found.append(tensor.gradients(list(part.weights)))
+    return found
+
+
+for rank, (theirs, yours) in enumerate(run_ranks(beside_pytorch, 2, [2, 2, 2, 2])):
+    print(f"rank {rank}: largest difference between the gradients {result(f'{max(abs(a - b) for a, b in zip(theirs, yours, strict=True)):.1e}')}")
+
+# %% [markdown]
+# It splits the batch with `torch.tensor_split` and averages the micro-batches' gradients with equal weights, which is
+# why the cell above uses micro-batches of one size. You know when that is right.
+#
+# ## Beside it: torchgpipe
+#
+# [torchgpipe](https://torchgpipe.readthedocs.io) ([Kim et al., 2020](https://arxiv.org/abs/2004.09910)) implements GPipe
+# in one process, with a thread for each device. It needs the model as an `nn.Sequential`, and the **balance**: the
+# number of layers on each device. `chunks` is its word for the number of micro-batches. Here are eight GPT blocks on
+# four devices, all of which are this CPU:
 
 # %% tags=["explore"]
 import copy
 import sys
-
-import torch
 
 sys.path.insert(0, "code/examples")
 from torchgpipe import GPipe
@@ -984,147 +2456,86 @@ worst = max((one.grad - other.grad).abs().max().item() for one, other in pairs)
 print(f"largest difference between the gradients: {worst:.1e}")
 
 # %% [markdown]
-# The gradient is the same, up to rounding. You did not have to write any communication: on GPUs, the library copies
-# from device to device.
+# You did not have to write any communication: on GPUs, the library copies from device to device. Its checkpoint modes
+# are GPipe's recomputation:
 #
-# The workspace has a complete program that uses it, `code/examples/gpipe.py`. It trains a GPT of 14 layers (the
-# embedding, 12 blocks, the head) on four devices, with the balance `[4, 3, 3, 4]`. Run it first with one chunk, then
-# with four, without and with checkpointing:
+# | `checkpoint=` | saved after the forward pass |
+# |---|---|
+# | `"never"` | everything, for every micro-batch |
+# | `"always"` | only the input, for every micro-batch |
+# | `"except_last"` | only the input, but everything for the last micro-batch, whose backward pass comes next |
+#
+# `code/examples/gpipe.py` is a complete program. It trains a GPT-2 as a `Sequential` of 14 layers (the embeddings, 12
+# blocks, and the head) on four devices, with the balance `[4, 3, 3, 4]`. Predict first: with four chunks, which of the
+# modes has the smallest memory, and what does it cost?
 
 # %% tags=["explore"] short={"--iterations 3": "--iterations 1 --batch-size 4 --seq-length 32"}
 RUN = "python code/examples/gpipe.py --preset tiny --iterations 3"
-!{RUN} --chunks 1 --checkpoint never | tail -n 3
-
-# %% tags=["explore"]
-!{RUN} --chunks 4 --checkpoint never | tail -n 3
-
-# %% tags=["explore"]
-!{RUN} --chunks 4 --checkpoint always | tail -n 3
+for mode in ("never", "always", "except_last"):
+    print(mode)
+    !{RUN} --chunks 4 --checkpoint {mode} | tail -n 3
 
 # %% [markdown]
 # Compare the loss, the time, and the activations of the three. (The time is your machine's: stages that share a few
 # cores gain little. The memory is counted tensor by tensor.)
 #
-# The library can also choose the balance, by the layers' time or by their size (activations, parameters, and
-# optimizer state). Here are the eight blocks again, followed by a large matrix, as in the last stage of a GPT. Where
-# do the nine layers go? (The program has `--balance time` and `--balance size`.)
-
-# %% tags=["explore"]
-from torchgpipe.balance import balance_by_size, balance_by_time
-
-with_head = torch.nn.Sequential(*copy.deepcopy(plain), torch.nn.Linear(128, 16_000))
-with_head.zero_grad()  # the library insists
-print("layers on each device, balanced by time:", balance_by_time(4, with_head, x, device="cpu"))
-print("layers on each device, balanced by size:",
-      balance_by_size(4, with_head, x, chunks=4, param_scale=4.0, device="cpu"))
-
-# %% [markdown]
-# ### Exercise 12: chunks
+# In that program, the tied matrix is not on two stages, because a `Sequential` cannot share it. It travels from the
+# first layer to the last with every micro-batch, as a skip connection, and its gradient comes back alike. With a network,
+# `python code/examples/gpipe.py --pretrained gpt2 --dataset squad` fine-tunes the pretrained GPT-2 on SQuAD, the path of
+# the classic tutorials. Without one, `--pretrained` takes a folder that `save_pretrained` wrote.
 #
-# `chunks` is torchgpipe's word for the number of micro-batches. It splits as `torch.chunk` does. Every chunk gets
-# `samples / chunks` samples, rounded *up*, and the last one gets the remainder. If nothing remains, there are fewer
-# chunks. What are the sizes of the micro-batches?
-
-# %% nbgrader={"grade": false, "grade_id": "chunk-sizes", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def chunk_sizes(samples, chunks):
-    """Return the sizes of the micro-batches, a list of ints. samples: the mini-batch size."""
-    ### BEGIN SOLUTION
-    size = math.ceil(samples / chunks)
-    return [min(size, samples - begin) for begin in range(0, samples, size)]
-    ### END SOLUTION
-
-# %% nbgrader={"grade": true, "grade_id": "chunk-sizes-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
-check.function(
-    chunk_sizes,
-    cases=[(8, 4), (10, 4), (9, 4), (3, 4)],
-    expected=[[2, 2, 2, 2], [3, 3, 3, 1], [3, 3, 3], [1, 1, 1]],
-    hints={
-        "That is as even as possible, but torch.chunk gives every chunk but the last the rounded-up size.":
-            [[2, 2, 2, 2], [3, 3, 2, 2], [3, 2, 2, 2], [1, 1, 1, 0]],
-        "Samples are missing, because you rounded down.": [[2, 2, 2, 2], [2, 2, 2, 2], [2, 2, 2, 2], [0, 0, 0, 0]],
-        "There are no empty chunks.": [[2, 2, 2, 2], [3, 3, 3, 1], [3, 3, 3, 0], [1, 1, 1, 0]],
-        "That is more samples than you have: the last chunk gets the remainder.":
-            [[2, 2, 2, 2], [3, 3, 3, 3], [3, 3, 3, 3], [1, 1, 1, 1]],
-    })
-### BEGIN HIDDEN TESTS
-def cut(samples, chunks):
-    size = -(-samples // chunks)
-    return [size] * (samples // size) + [samples % size] * (samples % size > 0)
-
-
-check.function(chunk_sizes, cases=check.draw(24, samples=range(1, 5000), chunks=range(1, 500)), expected=cut)
-### END HIDDEN TESTS
-
-# %% [raw] tags=["mutant"] answer="chunk-sizes" hint="That is as even"
-# def chunk_sizes(samples, chunks):
-#     return [samples // chunks + (k < samples % chunks) for k in range(chunks)]
-
-# %% [raw] tags=["mutant"] answer="chunk-sizes" hint="Samples are missing"
-# def chunk_sizes(samples, chunks):
-#     return [samples // chunks] * chunks
-
-# %% [raw] tags=["mutant"] answer="chunk-sizes" hint="There are no empty"
-# def chunk_sizes(samples, chunks):
-#     size = math.ceil(samples / chunks)
-#     return [max(0, min(size, samples - k * size)) for k in range(chunks)]
-
-# %% [raw] tags=["mutant"] answer="chunk-sizes" hint="That is more samples"
-# def chunk_sizes(samples, chunks):
-#     return [math.ceil(samples / chunks)] * chunks
-
-# %% [markdown]
+# **This is the end of the second sitting.**
+#
 # ## Discuss
 #
-# 1. **More micro-batches for nothing?** The bubble shrinks with every micro-batch you add. Why does nobody use a
+# 1. **More micro-batches for nothing?** The bubble shrinks with every micro-batch that you add. Why does nobody use a
 #    thousand?
-# 2. **Two ways to four GPUs.** The model fits on one GPU. Would you rather use data parallelism or a pipeline?
-#    And if the network is slow?
-# 3. **The price of the flush.** The bubble exists because the pipeline drains at every step. What would happen if
-#    the next mini-batch simply followed?
-# 4. **A batch in the wrong order.** Your GPipe runs the backward passes in some order. Does it change the
-#    gradient? The memory?
-
-# %% [markdown]
-# Your trainer does not use what you wrote in this lab: it splits the batch, but not yet the model. See what it can do
-# so far:
-
-# %% tags=["explore"] short={"!lab mytrainer": "!true"}
-!lab mytrainer
+# 2. **Two ways to four GPUs.** The model fits on one GPU. Would you rather use data parallelism or a pipeline? And if
+#    the network is slow?
+# 3. **The price of the flush.** The bubble exists because the pipeline drains at every step. What would happen if the
+#    next mini-batch simply followed?
+# 4. **A batch in another order.** Your GPipe runs the backward passes in some order. Does it change the gradient? The
+#    memory? The last bits of the loss?
+# 5. **A deadlock in production.** A job hangs after the hidden size was doubled. Which measurements tell you whether it
+#    is a send that used to be eager?
 
 # %% [markdown]
 # ## Cleanup
 #
-# Cancel this lab's jobs in case they still run, and delete checkpoints, because they are large.
+# Keep `mytrainer/`: the next labs build on it.
 
 # %% tags=["explore"]
-!scancel --quiet {two_stages.job} {eight_parts.job} {fitting.job}
-!rm -rf megatron/checkpoints/pp_two_nodes
+!scancel --quiet {one_at_a_time.job}
+!rm -rf code/my_pipeline.sh megatron/timeline/one_at_a_time megatron/logs/mine_pp.txt megatron/logs/reference_llama.txt
 !squeue
 
 # %% [markdown]
 # ## Summary
 #
-# - If you split a model between layers, one device works at a time. Only activations and their gradients cross
-#   the boundary.
-# - Micro-batches let the stages compute at the same time. Their gradients add up to the mini-batch's if each is
-#   weighted by its size.
-# - GPipe runs all forward passes, then all backward passes, then flushes. Its bubble fraction is $(p - 1) / (m +
-#   p - 1)$.
-# - The slowest stage sets the pace. Balance by time, not by the number of layers.
-# - Every stage holds the activations of all $m$ micro-batches. Checkpointing saves their inputs instead, for at
-#   most a third more computation.
+# - If you split a model between layers, only hidden states and their gradients cross the boundary. A stage runs its own
+#   backward pass, which starts at what it sent.
+# - Micro-batches let the stages compute at the same time. Their gradients add up to the mini-batch's if each is weighted
+#   by its tokens.
+# - A schedule is a list of actions per stage. GPipe's bubble fraction is $(p - 1) / (m + p - 1)$, and every stage has
+#   all $m$ micro-batches in flight.
+# - A program that needs eager sends is wrong. Either all ranks make their transfers in one order, or sends do not block;
+#   the second one is also faster.
+# - On NCCL, order within a communicator is all that tells tensors apart, so each direction has its own.
+# - A tied matrix is on both ends. Its gradients are added up, and the norm counts it once.
 #
 # ## Read next
 #
-# - [Huang et al. 2019, GPipe](https://arxiv.org/abs/1811.06965): micro-batches, the flush, and recomputation, on
-#   giant image and translation models.
-# - [Kim et al. 2020, torchgpipe](https://arxiv.org/abs/2004.09910): how a pipeline fits into PyTorch's autograd
-#   and streams.
-# - [Narayanan et al. 2021, Efficient Large-Scale Language Model Training on GPU Clusters Using
-#   Megatron-LM](https://arxiv.org/abs/2104.04473): section 2.2 compares the bubble of GPipe with that of later
-#   schedules.
-#
-# **To hand in:** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>); this file is what is graded. Your
-# scripts are in it.
+# - [Huang et al., 2019](https://arxiv.org/abs/1811.06965), *GPipe*: micro-batches, the flush, and recomputation, on giant
+#   image and translation models.
+# - [Kim et al., 2020](https://arxiv.org/abs/2004.09910), *torchgpipe*: how a pipeline fits into PyTorch's autograd and
+#   streams.
+# - [Narayanan et al., 2021](https://arxiv.org/abs/2104.04473), *Efficient large-scale language model training on GPU
+#   clusters*: section 2.2 compares the bubble of GPipe with that of later schedules.
+# - [Megatron-LM's
+#   `p2p_communication.py`](https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/pipeline_parallel/p2p_communication.py):
+#   your exercises 7 and 8, with batched sends and even and odd ranks in opposite orders.
+# - [PyTorch's
+#   `schedules.py`](https://github.com/pytorch/pytorch/blob/main/torch/distributed/pipelining/schedules.py): actions as data, and
+#   `_add_send_recv`, which resembles your `add_communication`.
 #
 # **Next:** the same bubble with less memory, and then a smaller bubble: [Pipeline II](11_pipeline_2.ipynb).

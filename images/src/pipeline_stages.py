@@ -21,9 +21,10 @@ def draw() -> Figure:
             cut = x + WIDTH
             arrow(axes, (cut, 1.75), (cut + GAP, 1.75))
             arrow(axes, (cut + GAP, 1.15), (cut, 1.15), dashed=True)
+    box(axes, 0.1 + 0.65, 0.62, 1.2, 0.35, "embedding", fill=ORANGE, size=10)
     box(axes, 0.1 + 2 * (WIDTH + GAP) + 0.75, 0.62, 1.0, 0.35, "loss", fill=ORANGE, size=10)
     arrow(axes, (0.2, 0.2), (0.8, 0.2))
-    axes.text(0.9, 0.2, "activations (forward)", fontsize=10, color=INK, va="center")
+    axes.text(0.95, 0.2, "activations (forward)", fontsize=10, color=INK, va="center")
     arrow(axes, (5.0, 0.2), (4.4, 0.2), dashed=True)
-    axes.text(5.1, 0.2, "gradients of activations (backward)", fontsize=10, color=INK, va="center")
+    axes.text(5.15, 0.2, "gradients of activations (backward)", fontsize=10, color=INK, va="center")
     return figure

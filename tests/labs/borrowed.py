@@ -13,12 +13,20 @@ BORROWED = {
     return measure(model, batch, recompute)""",
     },
     "10_pipeline_1": {
-        "my-gpipe": SCHEDULES + """def my_gpipe(stages, micro_batches):
+        "gpipe": """%%writefile mytrainer/gpipe.py
+import pipeline_schedules as schedules
+
+
+def one_by_one(stages, micro_batches):
+    return [" ".join(f"F{k} B{k}" for k in range(micro_batches))] * stages
+
+
+def gpipe(stages, micro_batches):
     return schedules.to_text(schedules.gpipe(stages, micro_batches))""",
         "bubble": "from minimegatron.formulas import bubble_fraction as bubble",
-        "kept-bytes": GPT + """def kept_bytes(mode, m, everything, input):
-    whole = formulas.in_flight(m, 0, m) if mode == "never" else 1
-    return m * input + whole * everything""",
+        "stage": """%%writefile mytrainer/stage.py
+from lablib.executor import Stage
+""",
     },
     "11_pipeline_2": {
         "one-f-one-b": SCHEDULES + """def one_f_one_b(stages, micro_batches):

@@ -145,6 +145,9 @@ def recorded(lab: Lab, home: Path) -> dict[str, list[Recorded]]:
     owners = {name: grade_id for grade_id, answer in lab.answers.items()
               for name in functions_of(answer)}
 
+    of_files = {check.grade_id for grade_id, answer in lab.answers.items() if answer.path
+                for check in lab.tested_by[grade_id]}  # no answer's file is written here
+
     class RecordingKernel(kernel.KernelSide):
         def call(self, function: Any, arguments: Sequence[Any], keywords: Any) -> Any:
             result = super().call(function, arguments, keywords)
@@ -160,7 +163,7 @@ def recorded(lab: Lab, home: Path) -> dict[str, list[Recorded]]:
     with sides.checking_on(RecordingKernel()), contextlib.redirect_stdout(io.StringIO()):
         for cell in lab.of(Role.SETUP, Role.ANSWER, Role.DRIVER, Role.CHECK_SETUP, Role.CHECK):
             scripts = cell.path or (cell.role is Role.CHECK and script_paths(cell.tree))
-            if cell.tree is not None and not scripts:
+            if cell.tree is not None and not scripts and cell.grade_id not in of_files:
                 exec(compile(cell.source, f"<{cell.title}>", "exec"), names)
     return calls
 

@@ -49,6 +49,6 @@ def test_a_build_warns_and_names_the_mask(unmasked):
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_lab_that_does_not_run_is_said(unmasked):
-    unmasked.path.write_text(unmasked.path.read_text().replace("import math\n", "import nosuch\n"))
+    unmasked.path.write_text(unmasked.path.read_text().replace("import os\n", "import nosuch\n"))
     (line,) = warnings(unmasked)
     assert "because the lab fails with its own answers: ModuleNotFound" in line

@@ -1,120 +1,297 @@
-# %% answer="one-by-one" style="string multiplication"
-def one_by_one(stages, batches):
-    return [" ".join(f"F{n} B{n}" for n in range(batches))] * stages
+# %% answer="stage" style="torch.autograd.grad, gradients added by hand, a named tuple"
+%%writefile mytrainer/stage.py
+"""One stage."""
 
-# %% answer="one-by-one" style="a tuple, and two spaces"
-def one_by_one(stages, batches):
-    words = []
-    for batch in range(batches):
-        words += ["F" + str(batch), "B" + str(batch)]
-    return tuple("  ".join(words) for _ in range(stages))
+from collections import namedtuple
 
-# %% answer="naive-costs" style="numpy, as an array of two numbers"
-def naive_costs(stages, hours):
+import torch
+
+Pending = namedtuple("Pending", "leaf out")
+
+
+class Stage:
+    def __init__(self, module):
+        self.module = module
+        self.in_flight = dict()
+
+    def forward(self, key, x, data):
+        leaf = None
+        if x is not None:
+            leaf = x.clone().detach()
+            leaf.requires_grad = True
+        out = self.module(leaf, data)
+        self.in_flight[key] = Pending(leaf, out)
+        with torch.no_grad():
+            return out.clone()
+
+    def backward(self, key, grad):
+        leaf, out = self.in_flight[key]
+        del self.in_flight[key]
+        parameters = [one for one in self.module.parameters() if one.requires_grad]
+        inputs = parameters + ([] if leaf is None else [leaf])
+        found = list(torch.autograd.grad(out, inputs, grad_outputs=grad))
+        back = found.pop() if leaf is not None else None
+        for one, more in zip(parameters, found):
+            one.grad = more if one.grad is None else one.grad + more
+        return back
+
+# %% answer="stage" style="saves x, y in a list, and torch.autograd.backward"
+%%writefile mytrainer/stage.py
+import torch
+
+
+class Stage:
+    def __init__(self, module):
+        self.module = module
+        self.in_flight = {}
+
+    def forward(self, key, x, data):
+        held = [x if x is None else torch.empty_like(x).copy_(x).requires_grad_(True)]
+        held.append(self.module(held[0], data))
+        self.in_flight.update({key: held})
+        return held[-1].data
+
+    def backward(self, key, grad):
+        held = self.in_flight.pop(key)
+        torch.autograd.backward([held[1]], [grad])
+        if held[0] is not None:
+            return held[0].grad.clone()
+
+# %% answer="loss-weights" style="numpy, as a list of floats"
+def loss_weights(tokens):
     import numpy as np
-    return tuple(np.array([1, stages * hours]) / (stages, 1))
+    counted = np.array(tokens, dtype=float)
+    return (counted / counted.sum()).tolist()
 
-# %% answer="train-step" style="torch.autograd.grad and no backward"
-def train_step(first, second, x, y, loss_of, send):
-    import torch
+# %% answer="gpipe" style="product, and backward passes in order"
+%%writefile mytrainer/gpipe.py
+from itertools import chain, product
 
-    activations = first(x)
-    there = send(activations).requires_grad_()
-    loss = loss_of(second(there), y)
-    *of_second, of_input = torch.autograd.grad(loss, [*second.parameters(), there])
-    back = send(of_input)
-    of_first = torch.autograd.grad(activations, [*first.parameters()], grad_outputs=back)
-    for parameter, gradient in zip([*first.parameters(), *second.parameters()], [*of_first, *of_second]):
-        parameter.grad = gradient
-    return activations, of_input
 
-# %% answer="accumulate" style="one backward pass of a weighted sum"
-def accumulate(model, loss_of, micro_batches):
-    samples = sum(len(x) for x, _ in micro_batches)
-    sum(loss_of(model(x), y) * len(x) for x, y in micro_batches).div(samples).backward()
+def one_by_one(stages, micro_batches):
+    actions = list(chain.from_iterable((f"F{k}", f"B{k}") for k in range(micro_batches)))
+    return [actions.copy() for _ in range(stages)]
 
-# %% answer="accumulate" style="gradients added by hand"
-def accumulate(model, loss_of, micro_batches):
-    import torch
 
-    parameters, total = list(model.parameters()), 0
-    sums = [torch.zeros_like(one) for one in parameters]
-    for x, y in micro_batches:
-        total += x.shape[0]
-        for held, new in zip(sums, torch.autograd.grad(loss_of(model(x), y), parameters)):
-            held += new * x.shape[0]
-    for one, held in zip(parameters, sums):
-        one.grad = held / total
+def gpipe(stages, micro_batches):
+    return [[f"{kind}{k}" for kind, k in product("FB", range(micro_batches))] for _ in range(stages)]
 
-# %% answer="my-gpipe" style="backward passes in reverse order"
-def my_gpipe(stages, micro_batches):
-    return [" ".join([*(f"F{m}" for m in range(micro_batches)),
-                      *(f"B{m}" for m in reversed(range(micro_batches)))]) for _ in range(stages)]
-
-# %% answer="my-gpipe" style="a list of words per stage, from a product"
-def my_gpipe(stages, micro_batches):
-    from itertools import product
-    words = [f"{kind}{number}" for kind, number in product("FB", range(micro_batches))]
-    return [list(words) for _ in range(stages)]
-
-# %% answer="my-gpipe" style="map, and one more space"
-def my_gpipe(stages, micro_batches):
-    forward, backward = (" ".join(map((kind + "{}").format, range(micro_batches))) for kind in "FB")
-    return [f"{forward}  {backward} "] * stages
-
-# %% answer="bubble" style="a fraction"
+# %% answer="bubble" style="idle over total, step by step"
 def bubble(p, m):
-    from fractions import Fraction
-    return float(1 - Fraction(m, m + p - 1))
+    total = 3 * (m + p - 1)
+    return (total - 3 * m) / total
 
-# %% answer="bubble" style="idle slots of a grid"
-def bubble(p, m):
-    width = m + p - 1
-    grid = [[stage <= slot < stage + m for slot in range(width)] for stage in range(p)]
-    return 1 - sum(map(sum, grid)) / (p * width)
+# %% answer="llama-stage" style="optional ends as None, and a weighted dot product"
+%%writefile mytrainer/llama_stage.py
+import torch
+from mytrainer import llama, vocabulary
+from torch import nn
 
-# %% answer="micro-batches-for" style="counting"
-def micro_batches_for(p, percent):
-    m = 1
-    while 100 * (p - 1) > percent * (m + p - 1):
-        m += 1
-    return m
 
-# %% answer="step-time" style="a simulation of each phase"
+class LlamaStage(nn.Module):
+    def __init__(self, shape, region, numbers, is_first, is_last):
+        super().__init__()
+        self.region = region
+        self.embedding = vocabulary.VocabParallelEmbedding(shape.vocab_size, shape.hidden_size, region) if is_first else None
+        self.layers = nn.ModuleDict()
+        for number in numbers:
+            self.layers[f"{number}"] = llama.Layer(shape, region)
+        self.norm = self.head = None
+        if is_last:
+            self.norm = llama.RMSNorm(shape.hidden_size, region, shape.epsilon)
+            self.head = vocabulary.VocabParallelEmbedding(shape.vocab_size, shape.hidden_size, region)
+
+    def forward(self, x, data):
+        hidden = x if self.embedding is None else self.embedding(data.tokens)
+        for name in self.layers:
+            hidden = self.layers[name](hidden)
+        if self.head is None:
+            return hidden
+        logits = self.region.columns(self.norm(hidden), self.head)[0]
+        loss = vocabulary.cross_entropy(logits, data.labels, self.head.first, self.region)
+        mask = data.loss_mask.to(loss.dtype)
+        return torch.dot(loss.flatten(), mask.flatten()) / mask.sum()
+
+# %% answer="pipeline" style="one loop with a method for each verb, and the loss from a list"
+%%writefile mytrainer/pipeline.py
+import torch
+import torch.distributed as dist
+from mytrainer.program import parse
+from mytrainer.stage import Stage
+
+
+class BlockingLinks:
+    def __init__(self, group):
+        self.group = group
+
+    def send(self, tensor, stage, kind):
+        dist.send(tensor, group_dst=stage, group=self.group)
+
+    def receive(self, tensor, stage, kind):
+        dist.recv(tensor, group_src=stage, group=self.group)
+
+    def finish(self):
+        pass
+
+
+class Pipeline:
+    def __init__(self, modules, links, buffer, make_stage=Stage):
+        self.stages = list(map(make_stage, modules))
+        self.links, self.buffer = links, buffer
+
+    def run(self, program, data, weights):
+        self.incoming, self.outgoing, losses = {}, {}, []
+        for line in program:
+            words = line.split(" ")
+            if len(words) == 1:
+                self.compute(line, data, weights, losses)
+                continue
+            verb, action, _, peer = words
+            getattr(self, verb)(action, int(peer), data)
+        self.links.finish()
+        return torch.stack(losses).sum() if losses else None
+
+    def send(self, action, peer, data):
+        tensor = self.outgoing[action]
+        self.links.send(tensor, peer, action[:1])
+        del self.outgoing[action], tensor
+
+    def recv(self, action, peer, data):
+        room = self.buffer(data[parse(action)[1]])
+        self.incoming[action] = (room, self.links.receive(room, peer, action[:1]))
+
+    def compute(self, action, data, weights, losses):
+        kind, number, chunk = parse(action)
+        stage = self.stages[chunk]
+        room = None
+        if action in self.incoming:
+            room, work = self.incoming.pop(action)
+            if work:
+                work.wait()
+        if kind == "F":
+            y = stage.forward(number, room, data[number])
+            if y.ndim == 0:
+                losses.append(y * weights[number])
+            else:
+                self.outgoing[action] = y
+        elif kind == "B":
+            if room is None:
+                room = torch.tensor(weights[number], device=losses[0].device, dtype=losses[0].dtype)
+            self.outgoing[action] = stage.backward(number, room)
+        else:
+            stage.weight(number)
+
+# %% answer="program" style="one stage at a time as far as it gets, and all transfers numbered"
+%%writefile mytrainer/program.py
+from collections import deque
+
+
+def parse(action):
+    number, _, chunk = action[1:].partition(".")
+    return action[0], int(number), int(chunk or 0)
+
+
+def spell(kind, number, chunk):
+    return f"{kind}{number}.{chunk}" if chunk else f"{kind}{number}"
+
+
+def consumer(stage, action, stages, chunks=1):
+    kind, number, chunk = parse(action)
+    part = chunk * stages + stage + {"F": 1, "B": -1}.get(kind, stages * chunks)
+    if not 0 <= part < stages * chunks:
+        return None
+    return part % stages, spell(kind, number, part // stages)
+
+
+def add_communication(schedule):
+    p = len(schedule)
+    v = max([parse(a)[2] for row in schedule for a in row] or [0]) + 1
+    todo, out = [deque(row) for row in schedule], [[] for _ in schedule]
+    needs = {}
+    for s, row in enumerate(schedule):
+        for a in row:
+            kind, k, c = parse(a)
+            needs.setdefault((s, a), set())
+            if kind == "B":
+                needs[s, a].add((s, spell("F", k, c)))
+            if kind == "W":
+                needs[s, a].add((s, spell("B", k, c)))
+            taker = consumer(s, a, p, v)
+            if taker:
+                needs.setdefault(taker, set()).add((s, a))
+    finished, moved = set(), True
+    while moved:
+        moved = False
+        for s in reversed(range(p)):
+            while todo[s] and needs[s, todo[s][0]] <= finished:
+                a = todo[s].popleft()
+                finished.add((s, a))
+                out[s].append(a)
+                taker = consumer(s, a, p, v)
+                if taker:
+                    out[s].append(f"send {a} to {taker[0]}")
+                    out[taker[0]].append(f"recv {taker[1]} from {s}")
+                moved = True
+    if any(todo):
+        raise ValueError("cannot run")
+    return out
+
+# %% answer="p2p" style="batch_isend_irecv, and a deque"
+%%writefile mytrainer/p2p.py
+from collections import deque
+
+import torch.distributed as dist
+
+
+class Links:
+    def __init__(self, groups):
+        self.groups = groups
+        self.pending = deque()
+
+    def start(self, op, tensor, stage, kind):
+        group = self.groups[kind]
+        (work,) = dist.batch_isend_irecv([dist.P2POp(op, tensor, dist.get_global_rank(group, stage), group)])
+        return work
+
+    def send(self, tensor, stage, kind):
+        while self.pending and self.pending[0][1].is_completed():
+            self.pending.popleft()
+        self.pending.append((tensor, self.start(dist.isend, tensor, stage, kind)))
+
+    def receive(self, tensor, stage, kind):
+        return self.start(dist.irecv, tensor, stage, kind)
+
+    def finish(self):
+        while self.pending:
+            self.pending.popleft()[1].wait()
+
+# %% answer="tied" style="copies from the size of the group, and a sum in a clone"
+%%writefile mytrainer/tied.py
+import torch
+import torch.distributed as dist
+
+
+class TiedEnds:
+    def __init__(self, weight, group):
+        self.weight, self.group = weight, group
+        with torch.no_grad():
+            dist.broadcast(weight, src=dist.get_global_rank(group, 0), group=group)
+        weight.copies = getattr(weight, "copies", 1) * dist.get_world_size(group)
+
+    def finish(self):
+        grad = self.weight.grad
+        total = grad.clone()
+        dist.all_reduce(total, group=self.group)
+        grad.copy_(total)
+
+# %% answer="step-time" style="a simulation of both phases"
 def step_time(forward, backward, m):
     def phase(times):
-        done = [0] * len(times)
+        free = [0] * len(times)
         for _ in range(m):
-            arrived = 0
-            for stage, time in enumerate(times):
-                arrived = done[stage] = max(arrived, done[stage]) + time
-        return done[-1]
+            now = 0
+            for stage, duration in enumerate(times):
+                now = free[stage] = max(now, free[stage]) + duration
+        return free[-1]
+
     return phase(forward) + phase(backward[::-1])
-
-# %% answer="kept-bytes" style="a simulation"
-def kept_bytes(mode, m, everything, input):
-    held = [input + everything * (mode == "never" or (mode == "except_last" and n == m - 1)) for n in range(m)]
-    peak = sum(held)
-    while held:
-        held[-1] = everything + input
-        peak = max(peak, sum(held))
-        held.pop()
-    return peak
-
-# %% answer="extra-work" style="a dictionary of functions"
-def extra_work(mode, m):
-    again = dict(never=lambda: 0, always=lambda: m, except_last=lambda: m - 1)[mode]()
-    return (3 * m + again) / (3 * m)
-
-# %% answer="chunk-sizes" style="a generator with yield"
-def chunk_sizes(samples, chunks):
-    def sizes(left, size):
-        if left > 0:
-            yield min(size, left)
-            yield from sizes(left - size, size)
-    return list(sizes(samples, (samples + chunks - 1) // chunks))
-
-# %% answer="chunk-sizes" style="slices of a range"
-def chunk_sizes(samples, chunks):
-    size = -(-samples // chunks)
-    return [len(range(samples)[begin:begin + size]) for begin in range(0, samples, size)]

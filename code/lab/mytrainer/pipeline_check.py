@@ -229,6 +229,47 @@ def test_one_f_one_b(module: ModuleType) -> None:
     require_like(module.one_f_one_b(RANKS, len(SAMPLES)), "1f1b", "one_f_one_b")
 
 
+def test_split(module: ModuleType) -> None:
+    """Split a small model with and without a memory limit that matters, and one that nothing fits.
+    """
+    times, ones = [1.0, 1.0, 1.0, 1.0, 4.0], [1.0] * 5
+    for capacity, right in (([99.0, 99.0], [4, 1]), ([9.0, 9.0], [3, 2])):
+        found = list(module.best_split(times, ones, ones, capacity, 4))
+        if found != right:
+            raise Wrong(f"best_split({times}, ..) gives two stages with {capacity[0]:g} bytes the "
+                        f"parts {found} instead of {right}")
+    with contextlib.suppress(ValueError):
+        found = module.best_split(times, ones, ones, [2.0, 2.0], 4)
+        raise Wrong(f"best_split returns {found} for a model that fits on no two stages")
+
+
+def test_pipeline_memory(module: ModuleType) -> None:
+    """Predict the memory of a stage in the middle, with two micro-batches in flight."""
+    program = ["recv F0 from 0", "F0", "send F0 to 2", "recv F1 from 0", "F1", "send F1 to 2",
+               "recv B0 from 2", "B0", "send B0 to 0", "recv B1 from 2", "B1", "send B1 to 0"]
+    found = module.peak_bytes(program, [10], 3, [1], [5])
+    if found != 43:
+        raise Wrong("a stage that saves 10 bytes, has hidden states of 3 bytes, needs 5 more for a "
+                    "backward pass, and has two micro-batches in flight, needs "
+                    f"{found} bytes by peak_bytes instead of 43")
+
+
+def test_break_even(module: ModuleType) -> None:
+    """Compare step times with the course's simulation, and find a break-even point."""
+    plain, chunked = built_in("1f1b"), built_in("interleaved", 2)
+    for schedule in (plain, chunked):
+        right = simulate(parse(schedule), Durations(4, 4, 4, 0.5)).total
+        found = module.step_time(schedule, 4.0, 8.0, 0.5)
+        if abs(found - right) > 1e-6:
+            raise Wrong(f"step_time is {found:g} instead of {float(right):g} for a schedule of two "
+                        "stages whose passes take 4 and 8, and whose links take 0.5")
+    link = module.break_even(plain, chunked, 4.0, 8.0)
+    times = [module.step_time(schedule, 4.0, 8.0, link) for schedule in (plain, chunked)]
+    if abs(times[0] - times[1]) > 0.01:
+        raise Wrong(f"with links of {link:g}, which break_even returns, the schedules take "
+                    f"{times[0]:g} and {times[1]:g}")
+
+
 def test_interleaved(module: ModuleType) -> None:
     require_like(module.interleaved(RANKS, len(SAMPLES), 2), "interleaved", "interleaved", 2)
 
@@ -244,6 +285,60 @@ def test_zero_bubble_2(module: ModuleType) -> None:
 def test_split_backward(module: ModuleType) -> None:
     """Run a schedule with weight gradients of their own on two stages."""
     run(built_in("zb-h1"), blocking, make_stage=module.SplitStage)
+
+
+def rate(name: str, value: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+    """Return a parameter after a step of SGD."""
+    return value - 0.5 * grad
+
+
+def test_versions(stage: Any, part: Part, versions: Sequence[int]) -> None:
+    """Run three micro-batches of a stream on a stage, two of which are in flight at a time.
+
+    Args:
+        stage: of the part, which it updates after each backward pass.
+        part: the last part of a model.
+        versions: the number of updates before the weights that each micro-batch uses.
+    """
+    data, right, weights = micro_batches(), Part(1, 2), [None]
+    weights[0] = [one.detach().clone() for one in right.parameters()]
+    inputs = [one.x.tanh() for one in data]
+    for action in ("F0", "F1", "B0", "F2", "B1", "B2"):
+        key = int(action[1:])
+        if action[0] == "F":
+            stage.forward(key, inputs[key], data[key])
+            continue
+        grad = stage.backward(key, torch.tensor(1.0))
+        with torch.no_grad():
+            for one, value in zip(right.parameters(), weights[versions[key]], strict=True):
+                one.copy_(value)
+        x = inputs[key].clone().requires_grad_()
+        grads = torch.autograd.grad(right(x, data[key]), [x, *right.parameters()])
+        compare(f"the gradient of micro-batch {key}'s x", grad, grads[0])
+        weights.append([rate("", value, one) for value, one in zip(weights[-1], grads[1:],
+                                                                   strict=True)])
+    for (name, found), value in zip(part.named_parameters(), weights[-1], strict=True):
+        compare(f"{name} after three updates", found.detach(), value)
+
+
+def test_weight_stash(module: ModuleType) -> None:
+    part = Part(1, 2)
+    test_versions(module.WeightStash(part, rate), part, (0, 0, 1))
+
+
+def test_synced_stash(module: ModuleType) -> None:
+    """Use the weights of one update before, on a pipeline of two stages."""
+    found = [module.delay(*sizes) for sizes in ((2, 1), (4, 4), (1, 4), (5, 2))]
+    if found != [1, 1, 0, 2]:
+        raise Wrong("delay(2, 1), delay(4, 4), delay(1, 4), and delay(5, 2) are "
+                    f"{', '.join(map(str, found))} instead of 1, 1, 0, and 2")
+    part = Part(1, 2)
+    test_versions(module.SyncedStash(part, rate, 1, 1), part, (0, 0, 1))
+
+
+def test_stash_recompute(module: ModuleType) -> None:
+    part = Part(1, 2)
+    test_versions(module.RecomputingStash(part, rate, 1, 1), part, (0, 0, 1))
 
 
 def test_grid(module: ModuleType) -> None:

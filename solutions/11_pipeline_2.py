@@ -582,7 +582,7 @@ guess_recompute = 1.25
 # %% tags=["explore"]
 seconds = {}
 for recompute in (False, True):
-    (one,) = virtualgpu.run(lambda: staged.gpu_passes(LAYERS // 4, recompute=recompute), "h100:1")
+    (one,) = virtualgpu.run(partial(staged.gpu_passes, LAYERS // 4, recompute=recompute), "h100:1")
     sizes = {name: one.value[name] if name == "boundary" else [one.value[name]]
              for name in ("saved", "boundary", "forward_extra", "backward_extra")}
     for name, schedule in {"GPipe": built_in("gpipe", 4, MANY), "1F1B": my_1f1b(4, MANY)}.items():

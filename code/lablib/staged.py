@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ def micro_batch(number: int, size: int, shared: float) -> MicroBatch:
 
 
 class Part(nn.Module):
-    """A part of the small model: a matrix and tanh. The last part returns the mean squared error."""
+    """A part of the small model, a matrix and tanh. The last one returns the mean squared error."""
 
     def __init__(self, seed: float, is_first: bool, is_last: bool) -> None:
         super().__init__()
@@ -205,7 +206,7 @@ def gpu_passes(layers: int, hidden: int = 4096, length: int = 4096, recompute: b
         torch.cuda.synchronize()
         extra = torch.cuda.max_memory_allocated() - start - boundary
         del x, y, grad
-    forward, backward = (a.elapsed_time(b) / 1000 for a, b in zip(marks, marks[1:], strict=False))
+    forward, backward = (a.elapsed_time(b) / 1000 for a, b in pairwise(marks))
     return {"forward": forward, "backward": backward, "boundary": boundary,
             "saved": after - before - boundary, "forward_extra": highest - after,
             "backward_extra": extra}
@@ -284,6 +285,6 @@ def watch_groups() -> list[list[int]]:
 
 
 def forget(name: str) -> None:
-    """Let the next import of a file of mytrainer/ read it anew: a kernel keeps its first version."""
+    """Let the next import of a file of mytrainer/ read it anew; a kernel keeps the first one."""
     sys.modules.pop(f"mytrainer.{name}", None)
     importlib.invalidate_caches()

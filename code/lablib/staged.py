@@ -5,9 +5,11 @@ It has no schedule of its own: a list of actions for each stage is always an arg
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -288,3 +290,16 @@ def forget(name: str) -> None:
     """Let the next import of a file of mytrainer/ read it anew; a kernel keeps the first one."""
     sys.modules.pop(f"mytrainer.{name}", None)
     importlib.invalidate_caches()
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Discard what this process, and those that it starts, print to stderr."""
+    saved = os.dup(2)
+    with open(os.devnull, "w") as nothing, contextlib.redirect_stderr(nothing):
+        os.dup2(nothing.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)

@@ -1714,7 +1714,7 @@ for stage, mine in enumerate(my_1f1b(4, 8)):
 # number of layers whose class name matches. None of them looks at times or memory. Before you run the cell: which split
 # does `type:Block` give for 12 blocks on four stages, and who gets the head?
 
-# %% tags=["explore"] short={"pipe_dream.sh --balance type:Block --iterations 3": "pipe_dream.sh --balance type:Block --iterations 1 --seq-length 32"}
+# %% tags=["explore"] short={"code/examples/pipe_dream.sh --balance type:Block --iterations 3": "--ntasks-per-node=1 code/examples/pipe_dream.sh --balance type:Block --iterations 1 --seq-length 32"}
 !sbatch code/examples/pipe_dream.sh --balance type:Block --iterations 3
 
 # %% tags=["explore"]
@@ -1726,7 +1726,7 @@ four = jobs.wait()
 # activation memory. Compare it with your rule: which stage holds the most, and why not the first one? With one layer less,
 # the last stage would also be faster. Your `best_split` would say so, and `--balance 4,4,4,2` is how to tell this program:
 
-# %% tags=["explore"] short={"--iterations 3": "--iterations 1 --seq-length 32"}
+# %% tags=["explore"] short={"code/examples/pipe_dream.sh --balance 4,4,4,2 --iterations 3": "--ntasks-per-node=1 code/examples/pipe_dream.sh --balance 6,8 --iterations 1 --seq-length 32"}
 !sbatch code/examples/pipe_dream.sh --balance 4,4,4,2 --iterations 3
 
 # %% tags=["explore"]

@@ -42,7 +42,7 @@ os.makedirs("mytrainer", exist_ok=True)
 from labkit import check
 
 # Answers cannot import these, because they contain the solutions.
-check.mask("cluster_planner", "lab.mytrainer", "lablib.async_pipeline", "lablib.executor", "lablib.plots.bubbles",
+check.mask("cluster_planner", "lab.mytrainer", "lablib.executor", "lablib.plots.bubbles",
            "layout_estimator", "minimegatron",
            *check.PIPELINE_LIBRARIES)
 
@@ -2356,8 +2356,7 @@ FLAGS = ("--device cpu --num-layers 2 --hidden-size 64 --num-attention-heads 4 -
          "--micro-batch-size 1 --global-batch-size 8 --train-iters 20 --lr 1e-3 --min-lr 1e-5 --lr-warmup-fraction 0.2 "
          "--lr-decay-style cosine --clip-grad 1.0 --log-interval 1 --eval-iters 0 --split 949,50,1 "
          "--data-path data/bpe-4096/text_document --vocab-file data/bpe-4096/vocab.json --merge-file data/bpe-4096/merges.txt")
-!sed 's/ --overlap-grad-reduce//' code/my_trainer.sh > code/my_pipeline.sh
-!sbatch --output=megatron/logs/mine_pp.txt code/my_pipeline.sh {FLAGS} --pipeline-model-parallel-size 2 --schedule gpipe
+!sbatch --output=megatron/logs/mine_pp.txt code/my_trainer.sh {FLAGS} --pipeline-model-parallel-size 2 --schedule gpipe
 !OMP_NUM_THREADS=1 python megatron/Megatron-LM/pretrain_gpt.py {FLAGS} > megatron/logs/reference_llama.txt
 
 # %% tags=["explore"]
@@ -2506,7 +2505,7 @@ for mode in ("never", "always", "except_last"):
 
 # %% tags=["explore"]
 !scancel --quiet {one_at_a_time.job}
-!rm -rf code/my_pipeline.sh megatron/timeline/one_at_a_time megatron/logs/mine_pp.txt megatron/logs/reference_llama.txt
+!rm -rf megatron/timeline/one_at_a_time megatron/logs/mine_pp.txt megatron/logs/reference_llama.txt
 !squeue
 
 # %% [markdown]

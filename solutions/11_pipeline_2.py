@@ -12,1029 +12,1670 @@
 # ---
 
 # %% [markdown]
-# # Pipeline II: less memory, less waiting
+# # Pipeline II: schedules, splits, and grids
 #
-# You know GPipe, micro-batches, and the bubble from [Pipeline I](10_pipeline_1.ipynb). GPipe holds the
-# activations of *all* micro-batches until the last forward pass is done, so it runs out of memory just when more
-# micro-batches would shrink the bubble. In this lab you write **1F1B**, which holds far fewer, and train with it.
-# Then you explore what else you can buy, and at what price: updates without waiting, stages of equal time, and
-# several small chunks per stage.
+# Your executor of [lab 10](10_pipeline_1.ipynb) runs any schedule, but so far it has only one that is worth running.
+# In this lab, you write better ones, and learn to tell which of them a cluster needs:
 #
-# **You will be able to**
+# - **First sitting, 65 minutes.** GPipe runs out of memory exactly when it becomes efficient. You write the schedule
+#   that large models are trained with, predict its memory, and find the best split of a model that has to
+#   fit.
+# - **Second sitting, 70 minutes.** You shrink the bubble by giving each stage several chunks, compute the network on
+#   which that stops paying, and combine pipelines with your data and tensor parallelism. DeepSpeed's pipeline runs beside
+#   yours.
 #
-# - say what autograd saves for the backward pass, and write a function that saves less;
-# - write 1F1B and interleaved 1F1B as schedules, and predict their bubble, memory, and communication;
-# - explain why a pipeline without a flush needs weight versions, and count them;
-# - find the best split of a model into stages, exactly;
-# - read DeepSpeed's schedule and its configuration, and start it on a cluster.
-#
-# **How it works.** Run the cells with <kbd>Shift</kbd>+<kbd>Enter</kbd>, from top to bottom. Where a cell says
-# *Your turn*, replace that line with your answer; the cell below it checks it at once. Where you are asked to guess,
-# guess *before* you run. Guesses are not graded.
-#
-# **Real and virtual.** The small GPTs train for real, on CPUs. Time and memory of GPUs are **virtual**: modeled, and
-# the same on every machine.
+# Values are real: CPU ranks compute them. Time and memory of GPUs are **modeled** by virtual GPUs. Your answers are
+# files in `mytrainer/`, and your trainer will train with them.
 
 # %% tags=["setup"]
 import os
 
 import torch
+import torch.distributed as dist
 
 from labcore import workspace
 
-os.chdir(workspace.home())  # all paths in this lab begin at the workspace
+os.chdir(workspace.home())  # all paths in this lab are relative to the workspace
+os.makedirs("mytrainer", exist_ok=True)
 
 # %% tags=["check-setup"]
 from labkit import check
-from minimegatron import formulas
 
 # Answers cannot import these, because they contain the solutions.
-check.mask("cluster_planner", "lablib.async_pipeline", "lablib.plots.bubbles", "lablib.saved",
-           "layout_estimator", "minimegatron", *check.PIPELINE_LIBRARIES)
+check.mask("cluster_planner", "lab.mytrainer", "lablib.plots.bubbles", "layout_estimator",
+           "minimegatron", *check.PIPELINE_LIBRARIES)
 
 # %% tags=["explore"]
+from functools import partial
+
+import virtualgpu
 from job_monitor import logs
+from lab.mytrainer import pieces, worked
 from labcore.colors import bad, good, result
-from lablib import async_pipeline, jobs, plots, saved
+from lablib import jobs, plots, staged
 from layout_estimator import costs, layers
-from pipeline_schedules import load, parse, peak_live, simulate, timeline_of, to_text
+from pipeline_schedules import load, simulate, to_text
+from warmranks import run_ranks
 
 jobs.connect()
 
 # %% [markdown]
-# ## What a stage saves for backward
-#
-# The backward pass of an operation needs something from its forward pass. A linear layer, for example, needs its
-# input to compute the gradient of its weight. Autograd saves it from the forward to the backward pass, and that
-# is all that **activation memory** is. You can watch it, because PyTorch reports every saved tensor to a hook.
-# Start with the MLP of a transformer, with two different functions in the middle. (The weights are left out,
-# because they are in memory anyway.)
+# This lab builds on the files of lab 10, and at its end on those of labs 04 to 09. The next cell installs the course's
+# version of each file that you lack:
 
 # %% tags=["explore"]
-expand, shrink = torch.nn.Linear(64, 256), torch.nn.Linear(256, 64)
-weights = [*expand.parameters(), *shrink.parameters()]
-x = torch.randn(8, 64, requires_grad=True)
-
-print("Linear, ReLU, Linear")
-saved.show(lambda x: shrink(torch.relu(expand(x))), x, weights=weights)
-print("Linear, GELU, Linear")
-saved.show(lambda x: shrink(torch.nn.functional.gelu(expand(x))), x, weights=weights);
+NEEDED = ("collectives", "ddp", "launch", "train", "precision", "checkpointing", "tensor_parallel", "heads", "vocabulary",
+          "randomness", "llama", "sequence_parallel", "grad_norm", "stage", "gpipe", "program", "pipeline", "p2p", "tied",
+          "llama_stage")
+for name in NEEDED:
+    if name in pieces.PIECES and not pieces.find(name).path.exists():
+        print("\n".join(worked.install_or_explain(pieces.find(name))))
 
 # %% [markdown]
-# Why does GELU take more? For its gradient, ReLU only needs to know where its *output* is above 0. Its output is the
-# next layer's input, which is saved anyway, so one tensor serves both. GELU needs its *input*. (In [lab
-# 06](06_memory.ipynb), you count the bytes of a whole layer.)
-
-# %% [markdown]
-# ### Exercise 1: a function that saves little
+# ## When more micro-batches do not fit
 #
-# **Max-pooling** takes the maximum of every `size` neighbors. Its backward pass only needs to know which of them was
-# the maximum: that one gets the gradient, and the others get 0. `MaxPool` below is a **custom autograd function**:
-# `forward` computes the result and chooses what to save, and `backward` turns the gradient of the result into
-# the gradient of the input. Write `backward`.
-#
-# For example, with `size` 3, the result for `[1, 5, 2, 7, 3, 0]` is `[5, 7]`. When its gradient is `[10, 20]`, the
-# gradient of the input is `[0, 10, 0, 20, 0, 0]`.
+# A pipeline of $p$ stages wastes a part of each step: with GPipe and $m$ micro-batches, every GPU idles for
+# $(p-1)/(m+p-1)$ of the time, the **bubble fraction**. The cure is simple, and you know it from lab 10: more
+# micro-batches. The next cell applies it. Your executor runs a model of 32 transformer layers with a hidden size of 4,096
+# and sequences of 4,096 tokens on four H100s, eight layers on each of them.
 
-# %% nbgrader={"grade": false, "grade_id": "max-pool", "locked": false, "schema_version": 3, "solution": true, "task": false}
-class MaxPool(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, size):
-        largest, place = x.view(-1, size).max(dim=1)  # place: 0 to size - 1, in each group
-        ctx.save_for_backward(place)
-        ctx.size = size
-        return largest
-
-    @staticmethod
-    def backward(ctx, gradient):
-        """Return the gradient of x, as long as x, and None for size. gradient: of the result."""
-        (place,) = ctx.saved_tensors
-        ### BEGIN SOLUTION
-        groups = torch.zeros(len(place), ctx.size, dtype=gradient.dtype)
-        groups[torch.arange(len(place)), place] = gradient
-        return groups.view(-1), None
-        ### END SOLUTION
-
-# %% tags=["driver"]
-def pooled_gradient(x, gradient, size):
-    given = torch.tensor(x, dtype=torch.float64, requires_grad=True)
-    MaxPool.apply(given, size).backward(torch.tensor(gradient, dtype=torch.float64))
-    return given.grad.tolist()
-
-# %% nbgrader={"grade": true, "grade_id": "max-pool-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
-check.function(
-    pooled_gradient,
-    cases=[([1.0, 5.0, 2.0, 7.0, 3.0, 0.0], [10.0, 20.0], 3),
-           ([-4.0, -2.0, -1.0, -3.0], [1.0, -1.0], 2)],
-    expected=[[0.0, 10.0, 0.0, 20.0, 0.0, 0.0], [0.0, 1.0, -1.0, 0.0]],
-    hints={
-        "Only the maximum contributed to the result: the others get 0.":
-            [[10.0, 10.0, 10.0, 20.0, 20.0, 20.0], [1.0, 1.0, -1.0, -1.0]],
-        "place counts within each group. Where does the group begin?":
-            [[20.0, 10.0, 0.0, 0.0, 0.0, 0.0], [-1.0, 1.0, 0.0, 0.0]],
-        "Pass on the incoming gradient, not just its position.":
-            [[0.0, 1.0, 0.0, 1.0, 0.0, 0.0], [0.0, 1.0, 1.0, 0.0]],
-    })
-### BEGIN HIDDEN TESTS
-def drawn_case(dice):
-    size, groups = dice.randint(2, 6), dice.randint(1, 8)
-    x = dice.sample(range(-100, 100), size * groups)
-    return [float(one) for one in x], [float(dice.randint(1, 99)) for _ in range(groups)], size
+# %% tags=["explore"] short={"LAYERS = 32": "LAYERS = 4", "(4, 8, 16, 32)": "(4, 8)"}
+LAYERS = 32
 
 
-def right_gradient(x, gradient, size):
-    found = [0.0] * len(x)
-    for group, one in enumerate(gradient):
-        part = x[group * size:(group + 1) * size]
-        found[group * size + part.index(max(part))] = one
-    return found
+def built_in(name, stages, micro_batches, chunks=1):
+    """Return a schedule of the course's trainer as lists of actions."""
+    return [text.split() for text in to_text(load(name, stages, micro_batches, chunks))]
 
 
-drawn = [case["pool"] for case in check.draw(16, pool=drawn_case)]
-check.function(pooled_gradient, cases=drawn, expected=right_gradient)
-### END HIDDEN TESTS
+def on_gpus(schedule, **how):
+    """Run a step of the large model with your executor, on a GPU for each stage."""
+    def step():
+        staged.use_own_executor()
+        return staged.gpu_step(schedule, **{"layers": LAYERS, **how})
 
-# %% [raw] tags=["mutant"] answer="max-pool" hint="the others get 0"
-# -        groups = torch.zeros(len(place), ctx.size, dtype=gradient.dtype)
-# -        groups[torch.arange(len(place)), place] = gradient
-# -        return groups.view(-1), None
-# +        return gradient.repeat_interleave(ctx.size), None
+    with staged.quiet():  # a GPU that runs out of memory prints its traceback
+        ranks = virtualgpu.run(step, f"h100:{len(schedule)}")
+    for rank in ranks:
+        if rank.error and not rank.error.startswith(("OutOfMemoryError", "Stopped")):
+            raise RuntimeError(rank.message or rank.error)
+    return ranks
 
-# %% [raw] tags=["mutant"] answer="max-pool" hint="place counts within each"
-# -        groups = torch.zeros(len(place), ctx.size, dtype=gradient.dtype)
-# -        groups[torch.arange(len(place)), place] = gradient
-# -        return groups.view(-1), None
-# +        of_x = torch.zeros(len(place) * ctx.size, dtype=gradient.dtype)
-# +        of_x[place] = gradient
-# +        return of_x, None
 
-# %% [raw] tags=["mutant"] answer="max-pool" hint="Pass on the incoming"
-# -        groups[torch.arange(len(place)), place] = gradient
-# +        groups[torch.arange(len(place)), place] = 1.0
+def shown(name, ranks):
+    """Print the time of a step and the peak memory of each stage."""
+    if any(rank.error for rank in ranks):
+        print(f"{name}: {bad('CUDA out of memory')}")
+        return
+    peaks = [(rank.value["state"] + rank.value["passes"]) / 1e9 for rank in ranks]
+    seconds = ranks[0].value["seconds"]
+    print(f"{name}: {result(f'{1000 * seconds:.0f} ms')}, peak memory of the stages "
+          + ", ".join(f"{peak:.0f}" for peak in peaks) + " GB (modeled)")
+
+
+for micro_batches in (4, 8, 16, 32):
+    schedule = built_in("gpipe", 4, micro_batches)
+    shown(f"GPipe, {micro_batches:2} micro-batches, bubble {simulate(load('gpipe', 4, micro_batches)).bubble_fraction:.0%}",
+          on_gpus(schedule))
 
 # %% [markdown]
-# PyTorch's own pooling also saves its whole input. Compare:
+# With 32 micro-batches, the bubble is down to 9%, and the job runs out of memory. (There is no optimizer in it yet, which
+# would need another 12 bytes per parameter.) The reason is in the figure below: the curve under each stage is the number
+# of micro-batches that are **in flight** there, whose forward pass is done and whose backward pass is not. A stage holds
+# the activations of all of them.
 
 # %% tags=["explore"]
-x = torch.randn(1, 4096, requires_grad=True)
-print("PyTorch's max_pool1d")
-theirs = saved.show(lambda x: torch.nn.functional.max_pool1d(x, 4), x)
-print("yours")
-yours = saved.show(lambda x: MaxPool.apply(x.view(-1), 4), x)
-print(f"yours keeps {result(f'{yours / theirs:.0%}')} of it")
+plots.pipeline(load("gpipe", 4, 8), "GPipe, four stages and eight micro-batches")
 
 # %% [markdown]
-# An index between 0 and 3 would fit into one byte, and yet it takes eight. Fused kernels save memory in exactly this
-# way. But there is a bigger lever: *how long* tensors are held. The schedule decides that.
-
-# %% [markdown]
-# ## 1F1B: one forward, one backward
+# Activation checkpointing would help, but it makes you pay in time for the same activations. First ask why they are there
+# at all. Look at the last stage: what does it wait for between the forward pass of micro-batch 0 and its backward pass?
 #
-# A stage holds the activations of a micro-batch from its forward to its backward pass. In between, the micro-batch is
-# **in flight**. GPipe runs all forward passes first. Here it is with 4 stages and 8 micro-batches; a backward pass
-# takes twice as long as a forward pass. The curve below a stage is the number of in-flight micro-batches.
+# **1F1B** ([Narayanan et al., 2019](https://doi.org/10.1145/3341301.3359646)) does not wait. In the version with a flush
+# after each step ([Narayanan et al., 2021a](https://arxiv.org/abs/2006.09503), who call it PipeDream-Flush), it is the
+# schedule of nearly every large training run today. You are about to write it. Before you do, guess: what is the time of
+# a step, relative to GPipe's with the same number of micro-batches?
 
-# %% tags=["explore"]
-plots.pipeline(load("gpipe", 4, 8), "GPipe")
-
-# %% [markdown]
-# The last stage could run the backward pass of micro-batch 0 right after its forward pass, but GPipe postpones it
-# for no reason. **1F1B** ([Narayanan et al. 2019](https://doi.org/10.1145/3341301.3359646), with a flush in
-# [Narayanan et al. 2021](https://arxiv.org/abs/2104.04473)) runs a backward pass as soon as it can. Each stage goes
-# through three phases:
-#
-# 1. **warm-up**: as many forward passes as there are stages *behind* this one (and never more than there are
-#    micro-batches);
-# 2. **steady state**: one forward, one backward, in turn, as long as there are forward passes left;
-# 3. **cool-down**: the remaining backward passes.
-#
-# Backward passes run in the order of the forward passes. Will the bubble be smaller than GPipe's? Guess 1F1B's idle
-# time, relative to GPipe's 1.0.
-
-# %% nbgrader={"grade": false, "grade_id": "guess-bubble", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% answer="guess-time"
 ### BEGIN SOLUTION
-guess_bubble = 1.0
+guess_time = 1.0
 ### END SOLUTION
 
 # %% [markdown]
-# ### Exercise 2: write 1F1B
+# ### Exercise 1: 1F1B
 #
-# Return a list with one entry per stage, either a string such as `"F0 F1 B0 B1"` or a list of such words. `F3` is
-# the forward pass of micro-batch 3, `B3` its backward pass. Your schedule must work for any number of stages and
-# micro-batches, including fewer micro-batches than stages.
+# Write `one_f_one_b.py`. `F3` is the forward pass of micro-batch 3, and `B3` its backward pass. There are many schedules
+# with these properties, and any of them is right:
+#
+# - Every stage runs both passes of every micro-batch once, and the stages never deadlock.
+# - On stage $s$ (counted from 0), at most $\min(p - s,\, m)$ micro-batches are in flight.
+# - The bubble is no larger than GPipe's, whether a backward pass takes as long as a forward pass or twice as long.
+# - It works for any numbers of stages and micro-batches, also for fewer micro-batches than stages.
+#
+# Your schedule then trains a small model on real ranks, and a large one on virtual H100s, where its peak memory must not
+# grow with the number of micro-batches.
 
-# %% nbgrader={"grade": false, "grade_id": "one-f-one-b", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% answer="one-f-one-b"
+%%writefile mytrainer/one_f_one_b.py
+"""1F1B with a flush after each step (PipeDream-Flush; Narayanan et al., 2021)."""
+
+
 def one_f_one_b(stages, micro_batches):
-    """Return what every stage does, in order: a list of strings, or of lists of words."""
+    """Return the actions of each stage, in their order: a list of lists such as ["F0", "B0"]."""
     ### BEGIN SOLUTION
     schedule = []
     for stage in range(stages):
-        warm_up = min(stages - stage - 1, micro_batches)
-        actions = [f"F{k}" for k in range(warm_up)]
+        ahead = min(stages - stage - 1, micro_batches)
+        actions = [f"F{k}" for k in range(ahead)]
         for k in range(micro_batches):
-            if warm_up + k < micro_batches:
-                actions.append(f"F{warm_up + k}")
+            if ahead + k < micro_batches:
+                actions.append(f"F{ahead + k}")
             actions.append(f"B{k}")
         schedule.append(actions)
     return schedule
     ### END SOLUTION
 
-# %% nbgrader={"grade": true, "grade_id": "one-f-one-b-check", "locked": true, "points": 5, "schema_version": 3, "solution": false, "task": false}
-check.schedule(
-    one_f_one_b,
-    cases=[(4, 8), (2, 4), (4, 2), (3, 7), (1, 3)], like="1f1b",
-    hints={
-        "This works for some sizes only. Which number in it should be `stages` or `micro_batches`?":
-            "some sizes",
-        "That has GPipe's memory. Run a backward pass as soon as you can.": "gpipe",
-        "Every stage waits for a neighbor. What does the next stage need before it can send back "
-        "a gradient?": "deadlock",
-        "One micro-batch at a time: which stages are busy meanwhile?": "one at a time",
-        "More micro-batches are in flight than necessary. Count the forward passes of the warm-up.": "memory",
-        "The stages wait longer than necessary. Does the pipeline drain in between?":
-            "bubble",
-        "Count the passes of every stage: each micro-batch has one forward and one backward pass.":
-            "incomplete",
-    })
-### BEGIN HIDDEN TESTS
-check.schedule(one_f_one_b, cases=check.draw(12, stages=range(1, 10), micro_batches=range(1, 20)),
-               like="1f1b")
-### END HIDDEN TESTS
+# %% tags=["driver"]
+def my_1f1b(stages, micro_batches):
+    """Return the schedule of one_f_one_b.py as the file is now."""
+    from lablib import staged
 
-# %% [raw] tags=["mutant"] answer="one-f-one-b" hint="GPipe's memory"
-# -        warm_up = min(stages - stage - 1, micro_batches)
-# +        warm_up = micro_batches
+    staged.forget("one_f_one_b")
+    from mytrainer.one_f_one_b import one_f_one_b
 
-# %% [raw] tags=["mutant"] answer="one-f-one-b" hint="Every stage waits for a neighbor"
-# -        warm_up = min(stages - stage - 1, micro_batches)
-# +        warm_up = min(stage, micro_batches)
+    return one_f_one_b(stages, micro_batches)
 
-# %% [raw] tags=["mutant"] answer="one-f-one-b" hint="This works for some"
-# -        warm_up = min(stages - stage - 1, micro_batches)
-# +        warm_up = min(4 - stage - 1, micro_batches)
 
-# %% [raw] tags=["mutant"] answer="one-f-one-b" hint="One micro-batch at a time"
-# -        warm_up = min(stages - stage - 1, micro_batches)
-# +        warm_up = 0
+def step_1f1b(sizes, seed, shared):
+    """Run a step of a small model with the schedule, one stage on each rank.
 
-# %% [raw] tags=["mutant"] answer="one-f-one-b" hint="More micro-batches are in"
-# -        warm_up = min(stages - stage - 1, micro_batches)
-# +        warm_up = min(stages - stage, micro_batches)
+    Args:
+        sizes: the samples of each micro-batch.
+        seed: of this rank's weights.
+        shared: seed of the batch.
 
-# %% [raw] tags=["mutant"] answer="one-f-one-b" hint="The stages wait longer"
-# def one_f_one_b(stages, micro_batches):
-#     half = max(1, micro_batches // 2)
-#     schedule = []
-#     for stage in range(stages):
-#         actions = []
-#         for first, last in ((0, half), (half, micro_batches)):
-#             ahead = min(stages - stage - 1, last - first)
-#             actions += [f"F{k}" for k in range(first, first + ahead)]
-#             for k in range(first, last):
-#                 actions += [f"F{k + ahead}"] * (k + ahead < last) + [f"B{k}"]
-#         schedule.append(actions)
-#     return schedule
+    Return the loss (on the last rank) and one number for the gradient of the rank's weights.
+    """
+    from lablib import executor, staged
 
-# %% [raw] tags=["mutant"] answer="one-f-one-b" hint="Count the passes of"
+    executor.install()
+    return staged.small_step(my_1f1b(dist.get_world_size(), len(sizes)), sizes, seed, shared)
+
+
+def gpus_1f1b(stages, micro_batches, layers):
+    """Run a step of some transformer layers with the schedule, one stage on each GPU."""
+    from lablib import executor, staged
+
+    executor.install()
+    staged.gpu_step(my_1f1b(stages, micro_batches), layers)
+
+# %% tags=["check-setup"]
+def one_process(seeds, sizes, shared, chunks=1):
+    """Train the small model in one process; return what a step on ranks returns on each of them."""
+    import torch
+
+    from lablib import tensor
+
+    stages, width, loss = len(seeds), 4, 0
+    weights = [tensor.sines((width, width), seeds[part % stages] + 10 * (part // stages)).requires_grad_()
+               for part in range(stages * chunks)]
+    for number, size in enumerate(sizes):
+        x, y = (tensor.sines((size, width), shared + 3 * number + more) for more in (0, 1))
+        for weight in weights:
+            x = torch.tanh(x @ weight.T)
+        loss = loss + ((x - y) ** 2).mean() * size / sum(sizes)
+    loss.backward()
+    grads = [float((weight.grad * tensor.sines((width, width), 2.0)).sum()) for weight in weights]
+    return [[loss.item() if stage == stages - 1 else None, grads[stage::stages]] for stage in range(stages)]
+
+
+GEMMS = 2 * 12 * 4096**3  # FLOPs of a layer's forward pass, of one sequence of 4,096 tokens
+
+# %% check="one-f-one-b" points=6
+with check.parts():
+    with check.part(3, "has the bubble of GPipe, and fewer micro-batches in flight"):
+        check.schedule(
+            my_1f1b,
+            cases=[(4, 8), (2, 4), (4, 2), (3, 7), (1, 3)], like="1f1b",
+            hints={
+                "Which number in your file should be `stages` or `micro_batches`?": "some sizes",
+                "That has GPipe's memory. What is the first moment at which a backward pass can run?": "gpipe",
+                "Follow micro-batch 0 to the last stage by hand. What does the next stage need before it can send back a "
+                "gradient?": "deadlock",
+                "One micro-batch at a time: which stages are busy meanwhile?": "one at a time",
+                "How many micro-batches must a stage have in flight, so that it has work until the first gradient comes "
+                "back?": "memory",
+                "Between the first and the last pass of a stage, who waits for whom?": "bubble",
+                "Count the passes of every stage: each micro-batch has one forward and one backward pass.": "incomplete",
+            })
+        ### BEGIN HIDDEN TESTS
+        check.schedule(my_1f1b, cases=check.draw(12, stages=range(1, 10), micro_batches=range(1, 20)), like="1f1b")
+        ### END HIDDEN TESTS
+    with check.part(2, "trains a model on ranks"):
+        check.ranks(step_1f1b, ranks=2, rel=1e-4, cases=[
+            {"sizes": [2, 3, 1], "seed": check.by_rank([1.0, 2.0]), "shared": 3.0}],
+            expected=[[[None, [0.2758382]], [0.2420335, [0.1328096]]]])
+        ### BEGIN HIDDEN TESTS
+        check.ranks(step_1f1b, ranks=4, rel=1e-3, cases=check.draw(
+            1, sizes=lambda dice: [dice.randint(1, 4) for _ in range(dice.choice([2, 5, 7]))],
+            seed=check.for_each_rank(check.between(0, 100)), shared=check.between(0, 100)),
+            expected=lambda ranks, sizes, seed, shared: one_process(seed, sizes, shared))
+        ### END HIDDEN TESTS
+    with check.part(1, "needs no more memory for more micro-batches"):
+        few, many = [check.gpus(gpus_1f1b, {"stages": 4, "micro_batches": count, "layers": 4}, "h100:4",
+                                least={"flops": 2 * GEMMS * count, "dtype": "bf16"}) for count in (4, 8)]
+        check.pass_mark(many.peak_memory / few.peak_memory, "With twice the micro-batches, the peak grows. Which stage holds "
+                        "more of them, and why?", error=many.memory_error, below=1.35)
+
+# %% [raw] mutant="one-f-one-b" hint="That has GPipe's memory"
+# -        ahead = min(stages - stage - 1, micro_batches)
+# +        ahead = micro_batches
+
+# %% [raw] mutant="one-f-one-b" hint="the peak grows"
+# -        ahead = min(stages - stage - 1, micro_batches)
+# -        actions = [f"F{k}" for k in range(ahead)]
+# -        for k in range(micro_batches):
+# -            if ahead + k < micro_batches:
+# -                actions.append(f"F{ahead + k}")
 # -            actions.append(f"B{k}")
-# +            if warm_up + k < micro_batches:
+# +        actions = [f"F{k}" for k in range(micro_batches)] + [f"B{k}" for k in reversed(range(micro_batches))]
+
+# %% [raw] mutant="one-f-one-b" hint="Follow micro-batch 0 to the last stage"
+# -        ahead = min(stages - stage - 1, micro_batches)
+# +        ahead = min(stage, micro_batches)
+
+# %% [raw] mutant="one-f-one-b" hint="Which number in your file"
+# -        ahead = min(stages - stage - 1, micro_batches)
+# +        ahead = min(4 - stage - 1, micro_batches)
+
+# %% [raw] mutant="one-f-one-b" hint="One micro-batch at a time"
+# -        ahead = min(stages - stage - 1, micro_batches)
+# +        ahead = 0
+
+# %% [raw] mutant="one-f-one-b" hint="must a stage have in flight"
+# -        ahead = min(stages - stage - 1, micro_batches)
+# +        ahead = min(stages - stage, micro_batches)
+
+# %% [raw] mutant="one-f-one-b" hint="who waits for whom"
+# -    schedule = []
+# -    for stage in range(stages):
+# -        ahead = min(stages - stage - 1, micro_batches)
+# -        actions = [f"F{k}" for k in range(ahead)]
+# -        for k in range(micro_batches):
+# -            if ahead + k < micro_batches:
+# -                actions.append(f"F{ahead + k}")
+# -            actions.append(f"B{k}")
+# -        schedule.append(actions)
+# -    return schedule
+# +    half, schedule = max(1, micro_batches // 2), []
+# +    for stage in range(stages):
+# +        actions = []
+# +        for first, last in ((0, half), (half, micro_batches)):
+# +            ahead = min(stages - stage - 1, last - first)
+# +            actions += [f"F{k}" for k in range(first, first + ahead)]
+# +            for k in range(first, last):
+# +                actions += [f"F{k + ahead}"] * (k + ahead < last) + [f"B{k}"]
+# +        schedule.append(actions)
+# +    return schedule
+
+# %% [raw] mutant="one-f-one-b" hint="Count the passes of every stage"
+# -            actions.append(f"B{k}")
+# +            if ahead + k < micro_batches:
 # +                actions.append(f"B{k}")
 
-# %% tags=["explore"]
-idle = [simulate(made).bubble_fraction for made in (parse(one_f_one_b(4, 8)), load("gpipe", 4, 8))]
-check.compare("idle time, GPipe's is 1.0", guess_bubble, idle[0] / idle[1])
-plots.pipeline(one_f_one_b(4, 8), "My 1F1B", steps=True)
+# %% tags=["explore"] short={"MANY = 16": "MANY = 4"}
+MANY = 16
+times = {}
+for name, schedule in {"GPipe": built_in("gpipe", 4, MANY), "your 1F1B": my_1f1b(4, MANY),
+                       "your 1F1B, twice as many": my_1f1b(4, 2 * MANY)}.items():
+    ranks = on_gpus(schedule)
+    shown(f"{name:28}", ranks)
+    times[name] = ranks[0].value["seconds"] if ranks[0].value else float("nan")
+check.compare("step time of 1F1B, GPipe's is 1.0", guess_time, times["your 1F1B"] / times["GPipe"])
+plots.pipeline(my_1f1b(4, 8), "My 1F1B", steps=True)
 
 # %% [markdown]
-# **Same bubble, less memory.** Many people believe that 1F1B has a smaller bubble. It does not: the first stage
-# still waits until the last one has sent its first gradient all the way back. (Step through it with the slider,
-# and see which stage waits for which.) What 1F1B reduces is the peak number of in-flight micro-batches.
-
-# %% [markdown]
-# ### Exercise 3: how many are in flight?
+# **Same bubble, less memory.** It is a common belief that 1F1B has a smaller bubble than GPipe. It has not: the first
+# stage still has to fill the pipeline, and to wait until the first gradient has come back from its other end. (Step
+# through your schedule with the slider, and see which stage waits for which.) What it saves is memory, and that is what
+# lets you have more micro-batches, whose bubble *is* smaller.
 #
-# How many micro-batches are in flight at the peak, on a given stage (counted from 0)?
+# Two terms are easy to confuse. The bubble fraction is idle time over the whole step, $(p-1)/(m+p-1)$. The **bubble
+# overhead** is idle time over computing time, $(p-1)/m$. [Narayanan et al.,
+# 2021b](https://arxiv.org/abs/2104.04473) call the second one the "bubble time fraction".
+#
+# Your stages also differ now: the first one needs the most memory, and the last one the least.
 
-# %% nbgrader={"grade": false, "grade_id": "live", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def live(schedule, stages, stage, micro_batches):
-    """Return the peak number of in-flight micro-batches on `stage` (an int).
+# %% [markdown]
+# ## What exactly is in memory?
+#
+# On a cluster, you want to know the peak before a job has waited two days in the queue. A stage holds more than the
+# activations that its layers save for the backward pass. There are the hidden states that it receives and sends, and
+# their gradients. There is what a pass needs only while it runs. All of it is in the program of a rank, as
+# `add_communication` of lab 10 writes it:
 
-    schedule: "gpipe" or "1f1b".
+# %% tags=["explore"]
+def my_programs(schedule):
+    """Return the programs of all stages, from your add_communication."""
+    def made():
+        staged.use_own_executor()
+        from mytrainer.program import add_communication
+
+        return add_communication(schedule)
+
+    return run_ranks(made, 1)[0]
+
+
+print("\n".join(my_programs(my_1f1b(3, 2))[1]))
+
+# %% [markdown]
+# ### Exercise 2: predict the peak
+#
+# Write `pipeline_memory.py`: the peak of what the passes of a rank hold, on top of parameters, gradients of parameters,
+# and optimizer state, given the rank's program. It works for any program, with any number of chunks. Your own `Stage`,
+# `Pipeline`, and `Links` tell you how long each tensor lives. Assume that a send is complete at once, and that no pass
+# frees anything before it ends: what it computes exists beside all that it has used. The first stage receives no hidden
+# states for chunk 0, and the loss takes no memory. The program says which passes these are.
+
+# %% answer="pipeline-memory"
+%%writefile mytrainer/pipeline_memory.py
+"""Predict the peak memory of a pipeline's rank."""
+
+
+def peak_bytes(program, saved, boundary, forward_extra, backward_extra):
+    """Return the bytes that the passes of a rank hold at the peak.
+
+    Args:
+        program: of this rank, such as ["recv F0 from 0", "F0", "send F0 to 2", "recv B0 from 2", "B0", "send B0 to 0"];
+            F2.1 is a pass of chunk 1.
+        saved: for each chunk, the bytes that a forward pass saves for the backward pass of the same micro-batch, besides
+            its input and its output.
+        boundary: bytes of the hidden states between two stages, and also of their gradient.
+        forward_extra: for each chunk, the bytes that a forward pass needs besides, while it runs.
+        backward_extra: the same for a backward pass.
     """
     ### BEGIN SOLUTION
-    if schedule == "gpipe":
-        return micro_batches
-    return min(stages - stage, micro_batches)
+    sent = {item.split()[1] for item in program if item.startswith("send")}
+    received = {item.split()[1] for item in program if item.startswith("recv")}
+    held = peak = 0
+    for item in program:
+        verb, *rest = item.split()
+        if verb == "recv":
+            held += boundary
+        elif verb == "send":
+            if rest[0].startswith("B"):  # a stage keeps its output for the backward pass
+                held -= boundary
+        else:
+            chunk = int(verb.partition(".")[2] or 0)
+            if verb in sent:
+                held += boundary
+            if verb.startswith("F"):
+                held += saved[chunk]
+                peak = max(peak, held + forward_extra[chunk])
+            else:
+                peak = max(peak, held + backward_extra[chunk])
+                forward = "F" + verb[1:]
+                held -= saved[chunk] + boundary * ((forward in received) + (forward in sent) + (verb in received))
+        peak = max(peak, held)
+    return peak
     ### END SOLUTION
 
-# %% nbgrader={"grade": true, "grade_id": "live-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
-check.function(
-    live,
-    cases=[("gpipe", 4, 0, 8), ("1f1b", 4, 0, 8), ("1f1b", 4, 1, 8), ("1f1b", 8, 1, 4)],
-    expected=[8, 4, 3, 4],
-    hints={
-        "The forward pass after the warm-up precedes the first backward pass, so it counts, too.":
-            [8, 3, 2, 4],
-        "No more micro-batches can be in flight than there are.": [8, 4, 3, 7],
-        "The number of stages behind it differs from stage to stage.": [8, 4, 4, 4],
-        "The first stage holds the most, because it waits longest for its gradients.": [8, 1, 2, 2],
-        "That is GPipe, which starts its backward passes after the last forward pass.": [4, 4, 3, 4],
-    })
-### BEGIN HIDDEN TESTS
-drawn = check.draw(24, schedule=["gpipe", "1f1b", "1f1b"], stages=range(1, 100), back=range(99),
-                   micro_batches=range(1, 1000))
-cases = [(case["schedule"], case["stages"], case["back"] % case["stages"], case["micro_batches"])
-         for case in drawn]
-check.function(
-    live, cases=cases,
-    expected=[m if schedule == "gpipe" else formulas.in_flight(p, stage, m)
-              for schedule, p, stage, m in cases])
-### END HIDDEN TESTS
+# %% tags=["driver"]
+def predicted_peak(program, saved, boundary, forward_extra, backward_extra):
+    """Return the prediction of pipeline_memory.py as the file is now."""
+    from lablib import staged
 
-# %% [raw] tags=["mutant"] answer="live" hint="That is GPipe, which"
-# -        return micro_batches
-# +        return min(stages - stage, micro_batches)
+    staged.forget("pipeline_memory")
+    from mytrainer.pipeline_memory import peak_bytes
 
-# %% [raw] tags=["mutant"] answer="live" hint="That is GPipe, which"
-# def live(schedule, stages, stage, micro_batches):
-#     return 4
+    return peak_bytes(program, saved, boundary, forward_extra, backward_extra)
 
-# %% [raw] tags=["mutant"] answer="live" hint="it counts, too"
-# -    return min(stages - stage, micro_batches)
-# +    return min(stages - stage - 1, micro_batches)
+# %% tags=["check-setup"]
+def programs_of(name, stages, micro_batches, chunks):
+    """Return the programs of a built-in schedule."""
+    from lablib.executor import add_communication
+    from pipeline_schedules import load, to_text
 
-# %% [raw] tags=["mutant"] answer="live" hint="No more micro-batches can"
-# -    return min(stages - stage, micro_batches)
-# +    return stages - stage
+    return add_communication([text.split() for text in to_text(load(name, stages, micro_batches, chunks))])
 
-# %% [raw] tags=["mutant"] answer="live" hint="waits longest"
-# -    return min(stages - stage, micro_batches)
-# +    return min(stage + 1, micro_batches)
 
-# %% [raw] tags=["mutant"] answer="live" hint="stages behind it"
-# -    return min(stages - stage, micro_batches)
-# +    return min(stages, micro_batches)
-
-# %% [markdown]
-# Does this hold for gigabytes, too? Here is a GPT of 24 layers on 4 virtual V100s, with 16 micro-batches. The last
-# stage also computes the loss, whose activations are as large as the vocabulary, so it does not follow the rule.
-
-# %% tags=["explore"]
-GPT = ("--device virtual:v100 --num-layers 24 --hidden-size 1024 --num-attention-heads 16 --fp16 "
-       "--seq-length 1024 --max-position-embeddings 1024 --micro-batch-size 1 "
-       "--world-size 4 --pipeline-model-parallel-size 4 ")
-flushed = costs.of({name: f"--schedule {name}" for name in ("gpipe", "1f1b")},
-                   GPT + "--gpus-per-node 4 --global-batch-size 16")
-for cost in flushed:
-    one = cost.by_stage[0] / live(cost.name, 4, 0, 16)
-    print(f"{cost.name:6} {cost.milliseconds:.0f} ms, bubble {cost.bubble:.1%} (virtual)",
-          "" if cost.fits else bad("does not fit"))
-    for stage, gib in enumerate(cost.by_stage):
-        print(f"   stage {stage}: {result(f'{gib:5.2f}')} GiB of activations, "
-              f"predicted {one * live(cost.name, 4, stage, 16):5.2f}")
-
-# %% [markdown]
-# (The prediction scales the first stage's value to the other stages.) The step time is the same, with a fraction of
-# the memory. With GPipe, more micro-batches mean a smaller bubble and more memory. **With 1F1B the memory does not
-# depend on the number of micro-batches**, so you can have as many as the batch allows.
-
-# %% [markdown]
-# ### On real ranks
-#
-# The trainer takes your schedule: write it to a file, and pass the file to `--schedule`. This job has four ranks
-# on two nodes, one stage each, and 8 micro-batches per step. `--timeline` records one step.
-
-# %% tags=["explore"] short={"--train-iters 3": "--train-iters 1 --timeline-iteration 1 --seq-length 64"}
-import json
-from pathlib import Path
-
-Path("code/my_1f1b.json").write_text(json.dumps(one_f_one_b(4, 8)))
-SHORT = "--train-iters 3 --log-interval 1 --eval-iters 0 --micro-batch-size 1 --timeline"
-!sbatch code/pp_two_nodes.sh --schedule code/my_1f1b.json {SHORT} megatron/timeline/my_1f1b
-
-# %% tags=["explore"]
-mine = jobs.wait()
-
-# %% tags=["explore"]
-for one in logs.read(mine.log).iterations:
-    print(f"iteration {one.iteration}: loss {result(one.loss)}")
-plots.pipeline("megatron/timeline/my_1f1b", "My 1F1B", simulated=True)
-
-# %% [markdown]
-# The lower timeline is the same schedule, simulated with the mean durations of that run. The real run takes
-# longer because of communication, and because passes vary (four ranks may share fewer cores). The last stage
-# computes the output matrix and the loss in addition to its layer. But the in-flight micro-batches are exactly
-# those that you predicted. (Does it learn the same as with GPipe? Put `--schedule gpipe` into the cell and see. A
-# schedule decides *when* to compute, not *what*.)
-
-# %% [markdown]
-# ## Without a flush
-#
-# The bubble exists because the pipeline **drains** at the end of every step: no micro-batch of the next step may
-# start before the weights are updated. This is the **pipeline flush**. What if no stage waited? **PipeDream**
-# does not wait: micro-batches arrive in an endless stream, in the order of 1F1B, and every stage updates its
-# weights after each of its backward passes. The bubble is gone, except at the very beginning. What does that
-# cost?
-#
-# Take the forward pass of a micro-batch on the first stage. Until its gradient comes back, the stage runs backward
-# passes of earlier micro-batches, and updates its weights after each. So **the backward pass sees different weights
-# than the forward pass did.** PyTorch notices when you try:
-#
-# > **The next backward pass fails on purpose.** The cell catches the error and prints it.
-
-# %% tags=["explore"]
-weight = torch.randn(4, 4, requires_grad=True)
-y = torch.tanh(torch.randn(2, 4) @ weight) @ weight  # a forward pass
-with torch.no_grad():
-    weight -= 0.1  # an update comes in between
-try:
-    y.sum().backward()
-except RuntimeError as error:
-    print(bad("RuntimeError:"), str(error).partition(";")[0])
-
-# %% [markdown]
-# The saved activations belong to the old weights, and the chain rule needs the old weights, too. If you work
-# around this (`weight.data -= ...` would), you still get a result. What is it?
-#
-# `async_pipeline` is a small pipeline in one process, with one layer per stage, whose source you can read
-# (`async_pipeline.run??` shows it). The policy `naive` keeps one weight per stage and always uses the newest one. For
-# each micro-batch it records which weight version each stage's forward and backward pass used.
-
-# %% tags=["explore"]
-naive = async_pipeline.run("naive", stages=3, micro_batches=4, batches=1)
-print("version of the weight in (forward, backward) pass, by stage")
-for number, used in enumerate(naive.used):
-    print(f"micro-batch {number}: {used}")
-
-# %% [markdown]
-# Look at micro-batch 3. Is its gradient at least the gradient at *some* weights? The next cell computes the true
-# gradient, with autograd, at **every** combination of versions that the three stages ever had, and takes the
-# nearest. A relative distance of 0 would mean that it is the gradient at these weights; 1 is as far off as the
-# gradient is long.
-
-# %% tags=["explore"]
-stashed = async_pipeline.run("pipedream", stages=3, micro_batches=4, batches=1)
-for name, found in (("naive", naive), ("PipeDream", stashed)):
-    distance, versions = async_pipeline.nearest(found, 3)
-    mark = bad if distance > 1e-9 else good
-    print(f"{name:9}: nearest at versions {versions}, distance {mark(f'{distance:.1e}')}")
-
-# %% [markdown]
-# **The naive gradient is not the gradient at any weights.** It is the gradient of the loss neither at the old
-# weights nor at the new ones, and no theory says that such steps go downhill. (Often they do, for a while. That
-# makes it worse: nothing fails.) PipeDream's remedy is **weight stashing**: together with the activations of a
-# micro-batch, a stage stores the *version* of the weights that the forward pass used. The backward pass uses that
-# version, and the update applies to the newest.
-#
-# ![A timeline of three stages under PipeDream. Every box is a forward or backward pass of a micro-batch and
-# names the version of the weight that it uses. On stage 0 micro-batch 3 runs forward with version 1 and
-# backward with version 1, although the newest is version 3 by then; on stage 2 every micro-batch runs
-# backward right after its forward, so the newest version is the only one.](../images/weight_versions.svg)
-#
-# Read the line for PipeDream once more. The gradient is exact, but at version 1 on stage 0, version 2 on stage 1,
-# and version 3 on stage 2. These weights were never one model: stage 0 had made one update, stage 1 two, and
-# stage 2 three. PipeDream ([Narayanan et al. 2019](https://doi.org/10.1145/3341301.3359646)) can prevent
-# that with **vertical sync**: every stage uses the version with which the micro-batch entered the pipeline at
-# stage 0. It is off by default, because every stage must then store more metadata.
-
-# %% [markdown]
-# ### Exercise 4: weight versions
-#
-# Follow one stage. It starts with version 0, and every backward pass creates the next version. A forward pass
-# uses the newest version; a backward pass uses the one that its forward pass used. Versions that no in-flight
-# micro-batch needs are dropped, but never the newest. Return the version that each action uses, and the largest
-# number of versions stored after any action.
-
-# %% nbgrader={"grade": false, "grade_id": "stash", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def stash(actions):
-    """Return the version of every action (a list) and the largest number of stored versions (an int).
-
-    actions: of one stage, such as ["F0", "F1", "B0", "F2", "B1", "B2"].
-    """
-    ### BEGIN SOLUTION
-    newest, in_flight, used, most = 0, {}, [], 1
-    for action in actions:
-        kind, micro_batch = action[0], int(action[1:])
-        if kind == "F":
-            in_flight[micro_batch] = newest
-            used.append(newest)
+def peak_of(program, saved, boundary, forward_extra, backward_extra):
+    """Return the peak of what the tensors of each moment take together."""
+    moments, last = [], {}
+    for place, item in enumerate(program):  # a tensor: its bytes, and the places of its first and last moment
+        last[item.partition(" from")[0].partition(" to")[0]] = place
+    for item, place in last.items():
+        kind, _, action = item.rpartition(" ")
+        chunk = int(action.partition(".")[2] or 0)
+        end = last["B" + action[1:]]
+        if kind == "recv":
+            moments.append((boundary, place, end))
+        elif kind == "send":
+            moments.append((boundary, last[action], end if action[0] == "F" else place - 1))
+        elif action[0] == "F":
+            moments += [(saved[chunk], place, end), (forward_extra[chunk], place, place)]
         else:
-            used.append(in_flight.pop(micro_batch))
-            newest += 1
-        most = max(most, len({newest, *in_flight.values()}))
-    return used, most
-    ### END SOLUTION
+            moments.append((backward_extra[chunk], place, place))
+    return max(sum(size for size, first, end in moments if first <= place <= end) for place in range(len(program)))
 
-# %% nbgrader={"grade": true, "grade_id": "stash-check", "locked": true, "points": 4, "schema_version": 3, "solution": false, "task": false}
-check.function(
-    stash,
-    cases=[[["F0", "F1", "B0", "F2", "B1", "F3", "B2", "B3"]], [["F0", "B0", "F1", "B1"]],
-           [["F0", "F1", "F2", "B0", "F3", "B1", "F4", "B2", "B3", "B4"]],
-           [["F0", "F1", "B0", "B1"]]],
-    expected=[([0, 0, 0, 1, 0, 2, 1, 2], 2), ([0, 0, 1, 1], 1),
-              ([0, 0, 0, 0, 1, 0, 2, 0, 1, 2], 3), ([0, 0, 0, 0], 2)],
-    hints={
-        "That backward pass used newer weights than its forward pass, so its result is no gradient.":
-            [([0, 0, 0, 1, 1, 2, 2, 3], 1), ([0, 0, 1, 1], 1),
-             ([0, 0, 0, 0, 1, 1, 2, 2, 3, 4], 1), ([0, 0, 0, 1], 1)],
-        "The newest version is stored, too, even if no in-flight micro-batch uses it.":
-            [([0, 0, 0, 1, 0, 2, 1, 2], 2), ([0, 0, 1, 1], 1),
-             ([0, 0, 0, 0, 1, 0, 2, 0, 1, 2], 3), ([0, 0, 0, 0], 1)],
-        "Those are all versions that ever existed. Which of them are no longer needed?":
-            [([0, 0, 0, 1, 0, 2, 1, 2], 5), ([0, 0, 1, 1], 3),
-             ([0, 0, 0, 0, 1, 0, 2, 0, 1, 2], 6), ([0, 0, 0, 0], 3)],
-        "Micro-batches with the same version share one copy.":
-            [([0, 0, 0, 1, 0, 2, 1, 2], 3), ([0, 0, 1, 1], 2),
-             ([0, 0, 0, 0, 1, 0, 2, 0, 1, 2], 4), ([0, 0, 0, 0], 3)],
-    })
-### BEGIN HIDDEN TESTS
-def followed(actions):
-    newest, flying, versions, kept = 0, {}, [], []
-    for action in actions:
-        if action[0] == "F":
-            flying[action[1:]] = newest
-            versions.append(newest)
-        else:
-            versions.append(flying.pop(action[1:]))
-            newest += 1
-        kept.append(len({newest, *flying.values()}))
-    return versions, max(kept)
+# %% check="pipeline-memory" points=4
+MIDDLE = ["recv F0 from 0", "F0", "send F0 to 2", "recv F1 from 0", "F1", "send F1 to 2", "recv B0 from 2", "B0", "send B0 to 0",
+          "recv B1 from 2", "B1", "send B1 to 0"]
+FIRST = ["F0", "send F0 to 1", "F1", "send F1 to 1", "recv B0 from 1", "B0", "F2", "send F2 to 1", "recv B1 from 1", "B1",
+         "recv B2 from 1", "B2"]
+LAST = ["recv F0 from 0", "recv F1 from 0", "F0", "B0", "send B0 to 0", "F1", "B1", "send B1 to 0"]
+CHUNKS = ["F0", "send F0 to 1", "F1", "send F1 to 1", "recv F0.1 from 1", "F0.1", "send F0.1 to 1", "recv F1.1 from 1",
+          "recv B0.1 from 1", "F1.1", "send F1.1 to 1", "B0.1", "send B0.1 to 1", "recv B1.1 from 1", "B1.1", "send B1.1 to 1",
+          "recv B0 from 1", "B0", "recv B1 from 1", "B1"]
+with check.parts():
+    with check.part(2, "predicts the peak of any program"):
+        check.function(
+            predicted_peak, rel=1e-9,
+            cases=[{"program": MIDDLE, "saved": [1000], "boundary": 10, "forward_extra": [2000], "backward_extra": [300]},
+                   {"program": MIDDLE, "saved": [1000], "boundary": 10, "forward_extra": [1], "backward_extra": [300]},
+                   {"program": FIRST, "saved": [1000], "boundary": 10, "forward_extra": [2000], "backward_extra": [300]},
+                   {"program": LAST, "saved": [200], "boundary": 100, "forward_extra": [1], "backward_extra": [30]},
+                   {"program": CHUNKS, "saved": [1000, 50], "boundary": 10, "forward_extra": [1, 2], "backward_extra": [30, 4000]}],
+            expected=[4040, 2360, 4020, 530, 6180],
+            hints={
+                "A stage sends its output, and the backward pass of the same micro-batch still needs it.":
+                    [4030, 2340, 4010, 530, 6140],
+                "A receive has its buffer as soon as it is posted, and not only when the pass begins.":
+                    [4040, 2360, 4020, 430, 6180],
+                "How long does the input of a chunk live? Look at what `Stage.backward` returns.":
+                    [4020, 2340, 4020, 430, 6160],
+                "A backward pass has a result, too: the gradient of its input.":
+                    [4040, 2350, 4020, 430, 6170],
+                "A forward pass needs memory while it runs, and that may be the peak.":
+                    [2360, 2360, 2330, 530, 6180],
+                "While a backward pass runs, what it uses is still in memory.":
+                    [4040, 2050, 4020, 401, 6100],
+                "F2.1 is a pass of chunk 1, and the chunks differ.":
+                    [4040, 2360, 4020, 530, 4110],
+                "Not every pass has a boundary on both sides: who receives no hidden states, and who sends none?":
+                    [4040, 2360, 4030, 630, 6180]})
+        ### BEGIN HIDDEN TESTS
+        for case in check.draw(12, name=["gpipe", "1f1b", "interleaved"], stages=range(2, 6), groups=range(1, 4), stage=range(6),
+                               boundary=range(1, 400), sizes=lambda dice: [dice.randint(1, 3000) for _ in range(9)]):
+            chunks = 3 if case["name"] == "interleaved" else 1
+            programs = programs_of(case["name"], case["stages"], case["stages"] * case["groups"], chunks)
+            check.function(predicted_peak, rel=1e-9, expected=peak_of, cases=[{
+                "program": programs[case["stage"] % case["stages"]], "boundary": case["boundary"], "saved": case["sizes"][:chunks],
+                "forward_extra": case["sizes"][3:3 + chunks], "backward_extra": case["sizes"][6:6 + chunks]}])
+        ### END HIDDEN TESTS
+    with check.part(2, "predicts the modeled peak of your 1F1B on GPUs, within 10%"):
+        cost = check.gpus(gpus_1f1b, {"stages": 4, "micro_batches": 4, "layers": 16}, "h100:4",
+                          least={"flops": 2 * GEMMS * 4 * 4, "dtype": "bf16"})
+        state = 4 * 12 * 4096**2 * 4
+        for stage, program in enumerate(programs_of("1f1b", 4, 4, 1)):
+            predicted = check.call(predicted_peak, program, [2082607104], 33554432, [33554432], [234881024])
+            found = cost.ranks[stage].live
+            check.that(isinstance(predicted, int | float) and abs((state + predicted) / found - 1) <= 0.1,
+                       f"Stage {stage}: with parameters and gradients, the modeled peak is {found / 1e9:.2f} GB, and you predict "
+                       f"{((predicted or 0) + state) / 1e9:.2f} GB. List what is in flight there.")
 
+# %% [raw] mutant="pipeline-memory" hint="still needs it"
+# -            if rest[0].startswith("B"):  # a stage keeps its output for the backward pass
+# -                held -= boundary
+# +            held -= boundary
+# -                held -= saved[chunk] + boundary * ((forward in received) + (forward in sent) + (verb in received))
+# +                held -= saved[chunk] + boundary * ((forward in received) + (verb in received))
 
-def order_of_a_stage(stages, stage, micro_batches):
-    ahead = min(stages - stage - 1, micro_batches)
-    words = [f"F{k}" for k in range(ahead)]
-    for k in range(micro_batches):
-        words += [f"F{ahead + k}"] * (ahead + k < micro_batches) + [f"B{k}"]
-    return words
+# %% [raw] mutant="pipeline-memory" hint="as soon as it is posted"
+# -        if verb == "recv":
+# -            held += boundary
+# -        elif verb == "send":
+# +        if verb == "recv":
+# +            continue
+# +        if verb == "send":
+# -            if verb in sent:
+# +            if verb in received:
+# +                held += boundary
+# +            if verb in sent:
 
+# %% [raw] mutant="pipeline-memory" hint="Look at what"
+# -                held += saved[chunk]
+# +                held += saved[chunk] - boundary * (verb in received)
+# -                held -= saved[chunk] + boundary * ((forward in received) + (forward in sent) + (verb in received))
+# +                held -= saved[chunk] + boundary * ((forward in sent) + (verb in received))
 
-drawn = [order_of_a_stage(case["stages"], case["stage"] % case["stages"], case["micro_batches"])
-         for case in check.draw(16, stages=range(1, 8), stage=range(8), micro_batches=range(1, 24))]
-check.function(stash, cases=[[words] for words in drawn],
-               expected=[followed(words) for words in drawn])
-### END HIDDEN TESTS
+# %% [raw] mutant="pipeline-memory" hint="the gradient of its input"
+# -            if verb in sent:
+# +            if verb in sent and verb.startswith("F"):
+# -            if rest[0].startswith("B"):  # a stage keeps its output for the backward pass
+# -                held -= boundary
+# +            pass
 
-# %% [raw] tags=["mutant"] answer="stash" hint="That backward pass used"
-# def stash(actions):
-#     newest, used = 0, []
-#     for action in actions:
-#         used.append(newest)
-#         newest += action[0] == "B"
-#     return used, 1
+# %% [raw] mutant="pipeline-memory" hint="and that may be the peak"
+# -                peak = max(peak, held + forward_extra[chunk])
+# +                peak = max(peak, held)
 
-# %% [raw] tags=["mutant"] answer="stash" hint="The newest version is"
-# -        most = max(most, len({newest, *in_flight.values()}))
-# +        most = max(most, len(set(in_flight.values())))
+# %% [raw] mutant="pipeline-memory" hint="is still in memory"
+# -                peak = max(peak, held + backward_extra[chunk])
+# -                forward = "F" + verb[1:]
+# -                held -= saved[chunk] + boundary * ((forward in received) + (forward in sent) + (verb in received))
+# +                forward = "F" + verb[1:]
+# +                held -= saved[chunk] + boundary * ((forward in received) + (forward in sent) + (verb in received))
+# +                peak = max(peak, held + backward_extra[chunk])
 
-# %% [raw] tags=["mutant"] answer="stash" hint="Those are all versions"
-# -    return used, most
-# +    return used, newest + 1
+# %% [raw] mutant="pipeline-memory" hint="is a pass of chunk 1"
+# -            chunk = int(verb.partition(".")[2] or 0)
+# +            chunk = 0
 
-# %% [raw] tags=["mutant"] answer="stash" hint="share one copy"
-# -        most = max(most, len({newest, *in_flight.values()}))
-# +        most = max(most, len([newest, *in_flight.values()]))
+# %% [raw] mutant="pipeline-memory" hint="a boundary on both sides"
+# -            if verb in sent:
+# -                held += boundary
+# +            held += boundary
+# -                held -= saved[chunk] + boundary * ((forward in received) + (forward in sent) + (verb in received))
+# +                held -= saved[chunk] + boundary * (1 + (verb in received))
+
+# %% [raw] mutant="pipeline-memory" hint="List what is in flight there"
+# -    return peak
+# +    return max(saved) + max(backward_extra)
 
 # %% [markdown]
-# How many versions does each stage store? Use your own functions:
+# The numbers of the check come from a single GPU that runs both passes of a few layers. The next cell measures them for
+# the layers of a stage, and compares your predictions with the run. In the same way, it predicts **recomputation under
+# 1F1B**: with activation checkpointing, a layer saves its input only, and the backward pass runs its forward pass again.
+# By which factor will that slow down the step? Set `guess_recompute`:
 
-# %% tags=["explore"]
-for stage, actions in enumerate(to_text(parse(one_f_one_b(4, 16)))):
-    print(f"stage {stage} of 4 keeps {result(stash(actions.split())[1])} versions")
-
-# %% [markdown]
-# The first stage stores as many versions as there are stages, which is a lot of memory for a large model.
-# **PipeDream-2BW** (*double-buffered weights*, [Narayanan et al. 2021](https://arxiv.org/abs/2006.09503)) stores
-# **two** on every stage. It accumulates the gradients of a batch of at least as many micro-batches as there are
-# stages, and updates once per batch. All micro-batches of a batch use the same version: the one from before the
-# previous batch, which is still in flight. So each gradient is a true one, at weights that are one update old.
-# With a **flush**, one version is enough, and no weights are stale.
-#
-# ### Fill in the table
-#
-# For 4 stages and 8 micro-batches per batch, fill in what the **first** stage stores (weight versions and
-# in-flight micro-batches), and the bubble fraction when *three* batches are trained one after another. For the
-# last column: without a flush, the stream of 24 micro-batches is one long 1F1B; with a flush it is three short
-# ones. Write it as
-#
-# ```python
-# guess_table = {"flush": (versions, in_flight, bubble_fraction), "pipedream": (...), "2bw": (...)}
-# ```
-
-# %% nbgrader={"grade": false, "grade_id": "guess-table", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% answer="guess-recompute"
 ### BEGIN SOLUTION
-guess_table = {"flush": (1, 4, 3 / 11), "pipedream": (4, 4, 3 / 27), "2bw": (2, 4, 3 / 27)}
+guess_recompute = 1.25
 ### END SOLUTION
 
 # %% tags=["explore"]
-for policy, guess in guess_table.items():
-    run = async_pipeline.run(policy, stages=4, micro_batches=8, batches=3)
-    print(f"{policy}, from the run: weight versions by stage {run.versions}, in flight {run.live}")
-    measured = (run.versions[0], run.live[0], run.idle)
-    for what, said, found in zip(("versions", "in flight", "bubble fraction"), guess, measured, strict=True):
-        check.compare(f"  {what}", said, found)
+seconds = {}
+for recompute in (False, True):
+    (one,) = virtualgpu.run(partial(staged.gpu_passes, LAYERS // 4, recompute=recompute), "h100:1")
+    sizes = {name: one.value[name] if name == "boundary" else [one.value[name]]
+             for name in ("saved", "boundary", "forward_extra", "backward_extra")}
+    for name, schedule in {"GPipe": built_in("gpipe", 4, MANY // 2), "1F1B": my_1f1b(4, MANY // 2)}.items():
+        ranks = on_gpus(schedule, recompute=recompute)
+        shown(f"{name:5} {'with' if recompute else 'without'} recomputation", ranks)
+        seconds[name, recompute] = ranks[0].value["seconds"]
+        print("   passes, predicted and modeled:", ", ".join(
+            f"{predicted_peak(program, **sizes) / 1e9:.1f} and {rank.value['passes'] / 1e9:.1f} GB"
+            for program, rank in zip(my_programs(schedule), ranks, strict=True)))
+check.compare("step time with recomputation (modeled)", guess_recompute, seconds["1F1B", True] / seconds["1F1B", False])
 
 # %% [markdown]
-# ### Exercise 5: memory of a stage
+# The predictions are a little too low, and the difference grows with the number of micro-batches. The host runs ahead of
+# the GPU: it has started all passes of the step long before the GPU has run them, and a gradient that is waiting to be
+# sent stays in memory. PyTorch programs on real GPUs do the same. Megatron-LM frees the *data* of a stage's output as soon
+# as it is sent, since the backward pass needs only the graph behind it (`deallocate_pipeline_outputs`). How much would
+# that save here?
 #
-# Put it together. How much memory does a stage need for its weights (all versions) and its activations? A batch has
-# at least as many micro-batches as there are stages. (Gradients and optimizer state come on top, and are the same for
-# all.)
-
-# %% nbgrader={"grade": false, "grade_id": "stage-memory", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def stage_memory(policy, stages, stage, micro_batches, weights, activations):
-    """Return the peak memory of a stage (counted from 0), in bytes.
-
-    policy: "gpipe", "1f1b" (both with a flush), "pipedream" or "2bw".
-    weights: bytes of one version.   activations: bytes of one micro-batch.
-    """
-    ### BEGIN SOLUTION
-    behind = stages - stage
-    versions = {"gpipe": 1, "1f1b": 1, "pipedream": behind, "2bw": 2}[policy]
-    in_flight = micro_batches if policy == "gpipe" else behind
-    return versions * weights + in_flight * activations
-    ### END SOLUTION
-
-# %% nbgrader={"grade": true, "grade_id": "stage-memory-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
-check.function(
-    stage_memory,
-    cases=[("gpipe", 4, 1, 8, 1000, 100), ("1f1b", 4, 1, 8, 1000, 100),
-           ("pipedream", 4, 1, 8, 1000, 100), ("2bw", 4, 1, 8, 1000, 100),
-           ("pipedream", 4, 3, 8, 1000, 100)],
-    expected=[1800, 1300, 3300, 2300, 1100],
-    hints={
-        "The number of stages behind it differs from stage to stage.": [1800, 1400, 4400, 2400, 4400],
-        "Without a flush, as many micro-batches are in flight as with 1F1B.":
-            [1800, 1300, 3800, 2800, 1800],
-        "With a flush, one version is enough.": [2800, 2300, 3300, 2300, 1100],
-        "2BW stores two versions of the weights, not of the activations.":
-            [1800, 1300, 3300, 2200, 1100],
-        "The first stage stores the most versions.": [1800, 1200, 2200, 2200, 4400],
-    })
-### BEGIN HIDDEN TESTS
-drawn = check.draw(24, policy=["gpipe", "1f1b", "pipedream", "2bw"], stages=range(1, 16),
-                   back=range(16), more=range(20), weights=range(1, 10**9),
-                   activations=range(1, 10**8))
-cases = [(case["policy"], case["stages"], case["back"] % case["stages"],
-          case["stages"] + case["more"], case["weights"], case["activations"]) for case in drawn]
-check.function(
-    stage_memory, cases=cases,
-    expected=[(p - s if policy == "pipedream" else 2 if policy == "2bw" else 1) * w
-              + (m if policy == "gpipe" else p - s) * a for policy, p, s, m, w, a in cases])
-### END HIDDEN TESTS
-
-# %% [raw] tags=["mutant"] answer="stage-memory" hint="The number of stages"
-# -    behind = stages - stage
-# +    behind = stages
-
-# %% [raw] tags=["mutant"] answer="stage-memory" hint="Without a flush, as"
-# -    in_flight = micro_batches if policy == "gpipe" else behind
-# +    in_flight = behind if policy == "1f1b" else micro_batches
-
-# %% [raw] tags=["mutant"] answer="stage-memory" hint="one version is enough"
-# -    versions = {"gpipe": 1, "1f1b": 1, "pipedream": behind, "2bw": 2}[policy]
-# +    versions = {"gpipe": 2, "1f1b": 2, "pipedream": behind, "2bw": 2}[policy]
-
-# %% [raw] tags=["mutant"] answer="stage-memory" hint="not of the activations"
-# -    in_flight = micro_batches if policy == "gpipe" else behind
-# +    in_flight = micro_batches if policy == "gpipe" else 2 if policy == "2bw" else behind
-
-# %% [raw] tags=["mutant"] answer="stage-memory" hint="The first stage stores"
-# -    behind = stages - stage
-# +    behind = stage + 1
-
-# %% [markdown]
-# Large language models are trained **with** a flush today: the same run should give the same model on any number
-# of stages, and stale weights are one more thing that can go wrong. The price is the bubble, and the rest of this
-# lab is about making it smaller.
+# Recomputation costs a third of the computing time at most, since a backward pass takes about as long as two forward
+# passes. It buys a factor of more than ten on the memory of a micro-batch. With GPipe, that decides whether a job runs at
+# all. With 1F1B, only a few micro-batches are in flight, so ask first whether you need it, and then on which stages: the
+# last one has a single micro-batch in flight.
 
 # %% [markdown]
 # ## Where to split
 #
-# In a pipeline, all stages wait for the slowest one. An even split of the *layers* is not an even split of the
-# *time*: the last stage also multiplies by the output matrix, which has a row for every token of the vocabulary,
-# and computes the loss. So **profile** first: how long does each layer take for one micro-batch? Here is GPT-2
-# small on a virtual V100:
+# All stages wait for the slowest one. An even split of the *layers* is not an even split of the *time*, because the last
+# stage also multiplies by the output matrix, with a row for every token of the vocabulary. So **profile** first: how long
+# does each part take, for one micro-batch? Here is GPT-2 small on a virtual V100:
 
 # %% tags=["explore"]
 GPT2 = ("--device virtual:v100 --num-layers 12 --hidden-size 768 --num-attention-heads 12 --fp16 "
         "--seq-length 1024 --max-position-embeddings 1024 --micro-batch-size 4 ")
-gpt2_times = layers.virtual(GPT2)
-layers.table(gpt2_times, GPT2)
+layers.table(layers.virtual(GPT2), GPT2)
 
 # %% [markdown]
-# And a small GPT of four layers, on your CPU? `--balance 0-2-2-0` puts the embedding alone on the first stage and
-# the head alone on the last one, so one run shows the time of every part.
-
-# %% tags=["explore"]
-!sbatch code/uneven_pipeline.sh --num-layers 4 --balance 0-2-2-0 {SHORT} megatron/timeline/profile
-
-# %% tags=["explore"]
-profile = jobs.wait()
-
-# %% tags=["explore"]
-my_times = layers.measured(timeline_of("megatron/timeline/profile"), "0-2-2-0")
-layers.table(my_times)
+# The head takes as long as several layers, and the embedding takes almost no time. In memory, both of them are heavy: each
+# has a matrix of vocabulary size times hidden size, with its gradient and its optimizer state. Since 1F1B, memory also
+# depends on *where* a part is: a layer on the first stage has $p$ micro-batches in flight, and the same layer on the last
+# stage has one. So the split that is fastest may not fit.
 
 # %% [markdown]
-# ### Exercise 6: the best split
+# ### Exercise 3: the best split that fits
 #
-# Given the times of all parts, in order, split them into stages such that the **slowest stage is as fast as
-# possible**. Every stage gets at least one part. Filling one stage after the other up to the average is easy to
-# write, and often not optimal. Trying all splits is exact, but takes too long with many parts. **Dynamic
-# programming** is exact and fast:
+# Write `split.py`. Consecutive parts of the model go to the stages of a pipeline, under 1F1B.
 #
-# - Let `best[s][n]` be the slowest stage's time in the best split of the *first* `n` parts into `s` stages.
-# - The last of these stages starts at some part `b`, and the `b` parts before it are split optimally into `s - 1`
-#   stages. So `best[s][n]` is the minimum, over all `b`, of `max(best[s - 1][b], sum(times[b:n]))`.
-# - Store the `b` that gave the minimum. Starting from the end, these values give the split.
+# - Every stage has at least one part, and all parts have a stage.
+# - A stage fits if the state of its parts and their activations, for all micro-batches in flight, are at most the capacity
+#   of its GPU. GPUs may differ.
+# - Among the splits that fit, the slowest stage is as fast as possible. If several splits are equally good, any of them is
+#   right. If none fits, the function raises a `ValueError`.
+# - 60 parts on 8 stages take less than a second. There are 341 million ways to split them, so do not try them all.
 
-# %% nbgrader={"grade": false, "grade_id": "best-split", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def best_split(times, stages):
-    """Return the number of parts of each stage: `stages` ints of at least 1."""
+# %% answer="split"
+%%writefile mytrainer/split.py
+"""The best split of a model into the stages of a pipeline."""
+
+
+def best_split(times, state, activations, capacity, micro_batches):
+    """Return the number of parts of each stage, a list.
+
+    Args:
+        times: for each part, the time of both passes of a micro-batch.
+        state: for each part, the bytes of its parameters, gradients, and optimizer state.
+        activations: for each part, the bytes that it holds for a micro-batch in flight.
+        capacity: for each stage, the bytes of its GPU.
+        micro_batches: of a step.
+
+    Raises ValueError if no split fits.
+    """
     ### BEGIN SOLUTION
-    parts = len(times)
-    before = [0.0]  # before[n]: of the first n parts
-    for time in times:
-        before.append(before[-1] + time)
-    best, begins = before, []
-    for stage in range(1, stages):
-        new, begin = [float("inf")] * (parts + 1), [0] * (parts + 1)
-        for n in range(stage + 1, parts + 1):
-            new[n], begin[n] = min((max(best[b], before[n] - before[b]), b)
-                                   for b in range(stage, n))
+    parts, stages, infinity = len(times), len(capacity), float("inf")
+
+    def sums(values):
+        total = [0]
+        for value in values:
+            total.append(total[-1] + value)
+        return total
+
+    time, held, flying = map(sums, (times, state, activations))
+    best, choices = [0] + [infinity] * parts, []  # best[n]: the slowest stage's time for the first n parts
+    for stage, room in enumerate(capacity):
+        in_flight = min(stages - stage, micro_batches)
+        new, choice = [infinity] * (parts + 1), [None] * (parts + 1)
+        for end in range(1, parts + 1):
+            for begin in range(end):
+                if held[end] - held[begin] + in_flight * (flying[end] - flying[begin]) <= room:
+                    slowest = max(best[begin], time[end] - time[begin])
+                    if slowest < new[end]:
+                        new[end], choice[end] = slowest, begin
         best = new
-        begins.append(begin)
+        choices.append(choice)
+    if best[parts] == infinity:
+        raise ValueError("no split fits")
     split, end = [], parts
-    for begin in reversed(begins):
-        split.append(end - begin[end])
-        end = begin[end]
-    return [end, *reversed(split)]
+    for choice in reversed(choices):
+        split.append(end - choice[end])
+        end = choice[end]
+    return split[::-1]
     ### END SOLUTION
 
+# %% tags=["driver"]
+def split_of(case):
+    """Return the split of split.py as the file is now, or "ValueError" if it raises one.
+
+    Args:
+        case: the arguments of best_split.
+    """
+    from lablib import staged
+
+    staged.forget("split")
+    from mytrainer.split import best_split
+
+    try:
+        return best_split(**case)
+    except ValueError:
+        return "ValueError"
+
+
+def split_too_few(times, capacity):
+    """Call best_split with parts that are small enough for any stage."""
+    from lablib import staged
+
+    staged.forget("split")
+    from mytrainer.split import best_split
+
+    return best_split(times, [1] * len(times), [1] * len(times), capacity, 8)
+
 # %% tags=["check-setup"]
-def slowest(times, split):
-    """Return the time of the slowest stage."""
-    found, begin = 0, 0
-    for count in split:
-        found = max(found, sum(times[begin:begin + count]))
-        begin += count
+def stages_of(values, split):
+    """Return the sum of the values of each stage's parts."""
+    begins = [sum(split[:stage]) for stage in range(len(split))]
+    return [sum(values[begin:begin + count]) for begin, count in zip(begins, split, strict=True)]
+
+
+def is_split(split, parts, stages):
+    """Return whether a split gives every stage a part, and uses all parts."""
+    return (isinstance(split, list | tuple) and len(split) == stages
+            and all(type(count) is int and count >= 1 for count in split) and sum(split) == parts)
+
+
+def first_that_does_not_fit(split, state, activations, capacity, in_flight):
+    """Return the first stage that does not fit, and None if all do."""
+    needed = [one + count * two for one, two, count in zip(stages_of(state, split), stages_of(activations, split), in_flight, strict=True)]
+    return next((stage for stage, room in enumerate(capacity) if needed[stage] > room), None)
+
+
+def best_of_all(times, state, activations, capacity, in_flight):
+    """Try all splits; return the time of the slowest stage of the best one that fits, and None if none fits."""
+    from itertools import combinations, pairwise
+
+    found = []
+    for cuts in combinations(range(1, len(times)), len(capacity) - 1):
+        split = [end - begin for begin, end in pairwise([0, *cuts, len(times)])]
+        if first_that_does_not_fit(split, state, activations, capacity, in_flight) is None:
+            found.append(max(stages_of(times, split)))
+    return min(found, default=None)
+
+
+def in_flight_of(stages, micro_batches):
+    return [min(stages - stage, micro_batches) for stage in range(stages)]
+
+
+def stages_below(limit, times):
+    """Return how many stages suffice if none takes longer than a limit."""
+    if max(times) > limit:
+        return len(times) + 1
+    count, load = 1, 0
+    for time in times:
+        if load + time > limit:
+            count, load = count + 1, 0
+        load += time
+    return count
+
+# %% check="split" points=5
+def require_best(split, case, least, advice=""):
+    """Require a split that fits and whose slowest stage takes at most `least`."""
+    stages, parts = len(case["capacity"]), len(case["times"])
+    said = f"best_split(**{case}) returned {split}. " if parts < 12 else f"With {parts} parts on {stages} stages: "
+    check.that(split != "ValueError", said.replace("returned", "raised a") + "A split fits. Which GPU has which capacity, and how many "
+               "micro-batches are in flight on it?")
+    check.that(is_split(split, parts, stages), said + "Each stage has at least one part, and together they have all of them.")
+    memory = {name: case[name] for name in ("state", "activations", "capacity")}
+    flying = in_flight_of(stages, case["micro_batches"])
+    full = first_that_does_not_fit(split, **memory, in_flight=flying)
+    check.that(full is None or first_that_does_not_fit(split, **memory, in_flight=[1] * stages) is not None,
+               said + f"Stage {full} does not fit. It would if every stage had one micro-batch in flight.")
+    check.that(full is None, said + f"Stage {full} does not fit: {flying[full or 0]} micro-batches are in flight there.")
+    slowest = max(stages_of(case["times"], split))
+    check.that(slowest <= least * (1 + 1e-9), said + (
+        advice or f"Its slowest stage takes {slowest}. Another split fits, too, and has a faster slowest stage."))
+
+def require_error(result, case):
+    """Require that best_split has raised a ValueError."""
+    check.that(result == "ValueError", f"best_split(**{case}) returned {result}. No split fits, so raise a ValueError.")
+
+
+LARGE = [10**6] * 8
+with check.parts():
+    with check.part(2, "makes the slowest stage as fast as possible"):
+        for times, stages, least, advice in (
+                ([1, 1, 1, 1, 1, 1, 5], 3, 5, "Even layers are not even time."),
+                ([2, 3, 4, 5, 6, 7], 3, 11, "If you fill one stage after the other, what is left for the last ones?"),
+                ([3, 4, 2, 6, 3, 5, 2], 3, 9, ""),
+                ([4, 2], 1, 6, ""), ([1, 9, 1, 1], 2, 10, "")):
+            case = {"times": times, "state": [1] * len(times), "activations": [1] * len(times), "capacity": LARGE[:stages],
+                    "micro_batches": 8}
+            require_best(check.call(split_of, case), case, least, advice)
+        ### BEGIN HIDDEN TESTS
+        for case in check.draw(10, stages=range(1, 5), more=range(8), times=lambda dice: [dice.randint(1, 40) for _ in range(12)]):
+            times, stages = case["times"][:case["stages"] + case["more"]], case["stages"]
+            flat = {"times": times, "state": [1] * len(times), "activations": [1] * len(times), "capacity": LARGE[:stages]}
+            case = {**flat, "micro_batches": 8}
+            require_best(check.call(split_of, case), case, best_of_all(**flat, in_flight=[1] * stages))
+        ### END HIDDEN TESTS
+    with check.part(3, "fits, and raises an error if nothing does"):
+        TIGHT = {"times": [1, 4, 4, 4, 4, 8], "state": [60, 10, 10, 10, 10, 60], "activations": [1, 20, 20, 20, 20, 30],
+                 "capacity": [150, 150, 150], "micro_batches": 8}
+        for changes, least, advice in (
+                ({"capacity": [75, 300, 90]}, 16, ""), ({}, 12, ""),
+                ({"micro_batches": 1}, 9, "With a single micro-batch, no stage ever has more than one in flight."),
+                ({"capacity": [260, 200, 90]}, 9, ""),
+                ({"capacity": [130, 80, 400]}, 20, "")):
+            case = {**TIGHT, **changes}
+            require_best(check.call(split_of, case), case, least, advice)
+        case = {**TIGHT, "capacity": [100, 150, 100]}
+        require_error(check.call(split_of, case), case)
+        check.raises(split_too_few, ValueError, {"times": [1, 2], "capacity": [100, 100, 100]})
+        ### BEGIN HIDDEN TESTS
+        for case in check.draw(40, stages=range(2, 5), more=range(2, 7), micro_batches=range(1, 9), tight=check.between(1, 2.5),
+                               times=lambda dice: [dice.randint(1, 40) for _ in range(12)],
+                               state=lambda dice: [dice.randint(1, 60) for _ in range(12)],
+                               activations=lambda dice: [dice.randint(1, 40) for _ in range(12)],
+                               rooms=lambda dice: [dice.uniform(0.8, 1.2) for _ in range(4)]):
+            stages, parts = case["stages"], case["stages"] + case["more"]
+            lists = {name: case[name][:parts] for name in ("times", "state", "activations")}
+            flying = in_flight_of(stages, case["micro_batches"])
+            fair = (sum(lists["state"]) + sum(flying) / stages * sum(lists["activations"])) / stages
+            lists["capacity"] = [int(case["tight"] * fair * room) for room in case["rooms"][:stages]]
+            least, one = best_of_all(**lists, in_flight=flying), {**lists, "micro_batches": case["micro_batches"]}
+            if least is None:
+                require_error(check.call(split_of, one), one)
+            else:
+                require_best(check.call(split_of, one), one, least)
+        (drawn,) = check.draw(1, times=lambda dice: [dice.randint(1, 10**6) for _ in range(60)])
+        case = {"times": drawn["times"], "state": [1] * 60, "activations": [1] * 60, "capacity": LARGE, "micro_batches": 8}
+        sums = sorted({sum(case["times"][a:b]) for a in range(60) for b in range(a + 1, 61)})
+        require_best(check.call(split_of, case), case, next(limit for limit in sums if stages_below(limit, case["times"]) <= 8))
+        ### END HIDDEN TESTS
+
+# %% [raw] mutant="split" hint="Even layers are not even time"
+# -    parts, stages, infinity = len(times), len(capacity), float("inf")
+# +    parts, stages, infinity = len(times), len(capacity), float("inf")
+# +    return [parts // stages + (stage < parts % stages) for stage in range(stages)]
+
+# %% [raw] mutant="split" hint="what is left for the last ones"
+# -    parts, stages, infinity = len(times), len(capacity), float("inf")
+# +    parts, stages, infinity = len(times), len(capacity), float("inf")
+# +    average, split, filled = sum(times) / stages, [0], 0
+# +    for number, one in enumerate(times):
+# +        needed = stages - len(split)
+# +        if split[-1] and needed and (filled + one > average or parts - number == needed):
+# +            split.append(0)
+# +            filled = 0
+# +        split[-1] += 1
+# +        filled += one
+# +    return split
+
+# %% [raw] mutant="split" hint="Each stage has at least one part"
+# -            for begin in range(end):
+# +            for begin in range(end + 1):
+
+# %% [raw] mutant="split" hint="micro-batches are in flight there"
+# -                if held[end] - held[begin] + in_flight * (flying[end] - flying[begin]) <= room:
+# +                if True:
+
+# %% [raw] mutant="split" hint="It would if every stage had"
+# -        in_flight = min(stages - stage, micro_batches)
+# +        in_flight = 1
+
+# %% [raw] mutant="split" hint="With a single micro-batch"
+# -        in_flight = min(stages - stage, micro_batches)
+# +        in_flight = stages - stage
+
+# %% [raw] mutant="split" hint="Which GPU has which capacity"
+# -        in_flight = min(stages - stage, micro_batches)
+# +        in_flight, room = min(stages - stage, micro_batches), min(capacity)
+
+# %% [raw] mutant="split" hint="Which GPU has which capacity"
+# -        in_flight = min(stages - stage, micro_batches)
+# +        in_flight = min(stages, micro_batches)
+
+# %% [raw] mutant="split" hint="Another split fits, too"
+# -                    if slowest < new[end]:
+# +                    if new[end] == infinity and slowest < infinity:
+
+# %% [raw] mutant="split" hint="No split fits"
+# -        raise ValueError("no split fits")
+# +        return [parts // stages + (stage < parts % stages) for stage in range(stages)]
+
+# %% [markdown]
+# Use it. This GPT has 24 layers with a hidden size of 1,024 and runs on four virtual V100s of 16 GB. The next cell
+# profiles its parts, asks your function for two splits, one for GPUs of any size and one for these, and passes both to
+# the trainer with `--balance`. (`--balance` counts only *layers*. The embedding is always on the first stage, and the head
+# on the last one.)
+
+# %% tags=["explore"]
+GPT = ("--device virtual:v100 --num-layers 24 --hidden-size 1024 --num-attention-heads 16 --fp16 "
+       "--seq-length 1024 --max-position-embeddings 1024 --micro-batch-size 4 ")
+parts = staged.parts_of(GPT)
+for name, part in {"embedding": parts[0], "layer": parts[1], "head": parts[-1]}.items():
+    print(f"{name:9} {part['ms']:5.1f} ms, {part['state']:.2f} GiB of state, {part['activations']:.2f} GiB of activations (modeled)")
+
+
+def layers_of(capacity):
+    """Return your split into four stages as layers per stage, which --balance takes."""
+    split = list(split_of({"times": [part["ms"] for part in parts], "state": [part["state"] for part in parts],
+                           "activations": [part["activations"] for part in parts], "capacity": [capacity] * 4,
+                           "micro_batches": 16}))
+    split[0], split[-1] = split[0] - 1, split[-1] - 1  # the embedding and the head
+    return "-".join(map(str, split))
+
+
+RESERVED = 1.5  # GiB for CUDA, NCCL, and the optimizer step
+splits = {"even": "6-6-6-6", "best": layers_of(1000), "best of 16 GB": layers_of(16e9 / 2**30 - RESERVED)}
+costs.show(costs.of({f"{name}, {split}": f"--balance {split}" for name, split in splits.items()}, GPT + "--world-size 4 "
+                    "--gpus-per-node 4 --pipeline-model-parallel-size 4 --global-batch-size 64"))
+# %% [markdown]
+# The fastest split saves almost a quarter of the even split's time, and does not fit. The best one that fits takes less
+# than a tenth longer, and needs no recomputation. In the model, both differences are larger than what it is usually off
+# by. What could you do with the memory that is free on the last stage?
+#
+# **This is the end of the first sitting.**
+#
+# ## Less waiting: interleaved chunks
+#
+# The bubble lasts as long as it takes to fill the pipeline and to drain it, and that is a matter of how long a *stage* is.
+# More micro-batches do not shorten it. They only give it more work to hide behind, and the batch size limits their number.
+# Llama 3 405B, for example, had 16 stages and a batch of 2,048 sequences for 128 pipelines, or 16 micro-batches for each
+# ([Llama Team, 2024](https://arxiv.org/abs/2407.21783)).
+#
+# **Interleaving** ([Narayanan et al., 2021b](https://arxiv.org/abs/2104.04473)) makes stages shorter without more GPUs.
+# The model is divided into $p\,v$ parts, and each stage has $v$ of them, called **chunks**: part $cp + s$ is chunk $c$ of
+# stage $s$. A micro-batch passes through all stages $v$ times. `F3.1` is the forward pass of micro-batch 3 on the stage's
+# chunk 1, and `F3` is short for `F3.0`.
+
+# %% [markdown]
+# ### Exercise 4: interleave
+#
+# Write `interleaved.py`, for $m$ divisible by $p$. Again, the properties are all you get:
+#
+# - Every stage runs both passes of every micro-batch on each of its chunks once, and the stages never deadlock.
+# - The bubble overhead is $(p-1)/(m\,v)$, a $v$-th of 1F1B's, whether a backward pass takes as long as a forward pass or
+#   twice as long.
+# - No stage ever has more than $(v+1)\,p - 1$ chunks of micro-batches in flight, whatever $m$ is.
+#
+# Work it out on paper for two stages with two chunks each and four micro-batches. Which forward passes does stage 0 have
+# to run before its first gradient can be there? In which order do micro-batches and chunks take turns, so that no stage
+# waits for another?
+
+# %% answer="interleaved"
+%%writefile mytrainer/interleaved.py
+"""Interleaved 1F1B (Narayanan et al., 2021): several chunks of the model on each stage."""
+
+
+def interleaved(stages, micro_batches, chunks):
+    """Return the actions of each stage, in their order: a list of lists such as ["F0.1", "B0.1"].
+
+    Args:
+        stages: p.
+        micro_batches: m, divisible by p.
+        chunks: v, of each stage.
+    """
+    ### BEGIN SOLUTION
+    order = [(group + k, chunk) for group in range(0, micro_batches, stages) for chunk in range(chunks) for k in range(stages)]
+    forwards = [f"F{k}.{chunk}" for k, chunk in order]
+    backwards = [f"B{k}.{chunks - 1 - chunk}" for k, chunk in order]
+    schedule = []
+    for stage in range(stages):
+        ahead = min(2 * (stages - stage - 1) + (chunks - 1) * stages, len(forwards))
+        actions = forwards[:ahead]
+        for number, backward in enumerate(backwards):
+            actions += [*forwards[ahead + number:ahead + number + 1], backward]
+        schedule.append(actions)
+    return schedule
+    ### END SOLUTION
+
+# %% tags=["driver"]
+def my_interleaved(stages, micro_batches, chunks):
+    """Return the schedule of interleaved.py as the file is now."""
+    from lablib import staged
+
+    staged.forget("interleaved")
+    from mytrainer.interleaved import interleaved
+
+    return interleaved(stages, micro_batches, chunks)
+
+
+def step_interleaved(sizes, chunks, seed, shared):
+    """Run a step of a small model with the schedule, as step_1f1b does.
+
+    Return the loss (on the last rank) and one number for the gradient of each chunk.
+    """
+    from lablib import executor, staged
+
+    executor.install()
+    # Written here, F3.0 is F3 for the executor.
+    schedule = [[action.removesuffix(".0") for action in actions]
+                for actions in my_interleaved(dist.get_world_size(), len(sizes), chunks)]
+    return staged.small_step(schedule, sizes, seed, shared, chunks)
+
+# %% check="interleaved" points=5
+with check.parts():
+    with check.part(3, "has a v-th of the bubble"):
+        check.schedule(
+            my_interleaved,
+            cases=[(2, 4, 2), (4, 8, 2), (2, 6, 3), (3, 6, 2)],
+            bubble=[1 / 9, 3 / 19, 1 / 19, 2 / 14], live=[5, 11, 7, 11],
+            hints={
+                "Which number in your file should depend on the sizes?": "some sizes",
+                "Follow micro-batch 0 through all chunks by hand. In which order do the chunks run backward, and what must run "
+                "before them?": "deadlock",
+                "Too many are in flight. When must a stage begin to run backward passes in turn with forward passes?": "memory",
+                "The stages wait too long. Look at the first wait of the last stage, and at the last wait of the first one: for "
+                "which passes do they wait?": "bubble",
+                "Every micro-batch has a forward and a backward pass on *each* chunk of a stage.": "incomplete",
+            })
+        ### BEGIN HIDDEN TESTS
+        drawn = check.draw(8, stages=range(1, 7), groups=range(1, 5), chunks=range(2, 5))
+        check.schedule(my_interleaved, cases=[(case["stages"], case["stages"] * case["groups"], case["chunks"]) for case in drawn],
+                       bubble=lambda p, m, v: (p - 1) / (m * v + p - 1), live=lambda p, m, v: (v + 1) * p - 1)
+        ### END HIDDEN TESTS
+    with check.part(2, "trains a model on ranks"):
+        check.ranks(step_interleaved, ranks=2, rel=1e-4, cases=[
+            {"sizes": [2, 3, 1, 2], "chunks": 2, "seed": check.by_rank([1.0, 2.0]), "shared": 3.0}],
+            expected=[[[None, [0.2791309, 0.06332126]], [1.085617, [0.003467344, -0.2807443]]]])
+        ### BEGIN HIDDEN TESTS
+        check.ranks(step_interleaved, ranks=4, rel=1e-3, cases=check.draw(
+            1, sizes=lambda dice: [dice.randint(1, 4) for _ in range(4 * dice.choice([1, 2]))], chunks=[2, 3],
+            seed=check.for_each_rank(check.between(0, 100)), shared=check.between(0, 100)),
+            expected=lambda ranks, sizes, chunks, seed, shared: one_process(seed, sizes, shared, chunks))
+        ### END HIDDEN TESTS
+
+# %% [raw] mutant="interleaved" hint="Too many are in flight"
+# -        ahead = min(2 * (stages - stage - 1) + (chunks - 1) * stages, len(forwards))
+# +        ahead = len(forwards)
+
+# %% [raw] mutant="interleaved" hint="Which number in your file"
+# -    order = [(group + k, chunk) for group in range(0, micro_batches, stages) for chunk in range(chunks) for k in range(stages)]
+# +    order = [(group + k, chunk) for group in range(0, micro_batches, 2) for chunk in range(chunks) for k in range(2)]
+
+# %% [raw] mutant="interleaved" hint="The stages wait too long"
+# -    order = [(group + k, chunk) for group in range(0, micro_batches, stages) for chunk in range(chunks) for k in range(stages)]
+# +    order = [(k, chunk) for k in range(micro_batches) for chunk in range(chunks)]
+
+# %% [raw] mutant="interleaved" hint="Follow micro-batch 0 through all chunks"
+# -    backwards = [f"B{k}.{chunks - 1 - chunk}" for k, chunk in order]
+# +    backwards = [f"B{k}.{chunk}" for k, chunk in order]
+
+# %% [raw] mutant="interleaved" hint="on *each* chunk"
+# -    order = [(group + k, chunk) for group in range(0, micro_batches, stages) for chunk in range(chunks) for k in range(stages)]
+# +    order = [(k, 0) for k in range(micro_batches)]
+
+# %% [raw] mutant="interleaved" hint="The stages wait too long"
+# -        ahead = min(2 * (stages - stage - 1) + (chunks - 1) * stages, len(forwards))
+# +        ahead = min((chunks - 1) * stages, len(forwards))
+
+# %% [raw] mutant="interleaved" hint="The stages wait too long"
+# -    schedule = []
+# -    for stage in range(stages):
+# +    schedule, size = [], stages * chunks
+# +    return [sum(([*forwards[k:k + size], *backwards[k:k + size]] for k in range(0, len(order), size)), []) for _ in range(stages)]
+# +    for stage in range(stages):
+
+# %% tags=["explore"]
+plots.pipelines(one_f_one_b=my_1f1b(4, 8), interleaved=my_interleaved(4, 8, 2))
+
+# %% [markdown]
+# The bubble has shrunk, and you can see two of the three prices. Each stage has more in flight. The third one is hidden in
+# the arrows that the figure does not draw: a micro-batch now crosses from GPU to GPU $pv - 1$ times in each direction
+# instead of $p - 1$ times, with hidden states as large as before, and between two crossings there is less to compute.
+#
+# ## The network on which interleaving stops paying
+#
+# So on a slow network, 1F1B must win. Where is the break-even? A rough estimate divides the time that the bubble loses by
+# the number of additional sends. It is badly off, because most sends cost nothing: they overlap with other passes. Which
+# of them do not is a property of the two schedules. Take this model of a network: the result of a pass arrives on the next
+# stage `link` seconds after the pass has ended. Sending occupies neither stage, and transfers do not disturb each other.
+
+# %% [markdown]
+# ### Exercise 5: the break-even
+#
+# Write `break_even.py`. `step_time` returns the time from the first start to the last end of a step, for any valid
+# schedule: a pass starts as soon as its stage is idle and its input has arrived. `break_even` finds the network. Below its
+# `link`, the schedule with chunks is faster than the one without, and above it is not, each to within 0.1%.
+
+# %% answer="break-even"
+%%writefile mytrainer/break_even.py
+"""Find the network on which an interleaved schedule stops paying."""
+
+
+def step_time(schedule, forward, backward, link):
+    """Return the time of a step.
+
+    Args:
+        schedule: the actions of each stage, such as "F3" or "B3.1".
+        forward: the time of a micro-batch's forward pass through all chunks of a stage, which take equally long.
+        backward: the same for a backward pass.
+        link: the time from the end of a pass until its result has arrived on another stage. A result that stays on the
+            same stage is there at once.
+    """
+    ### BEGIN SOLUTION
+    stages = len(schedule)
+
+    def parse(action):
+        number, _, chunk = action[1:].partition(".")
+        return action[0], int(number), int(chunk or 0)
+
+    actions = [[parse(action) for action in stage] for stage in schedule]
+    chunks = 1 + max(chunk for stage in actions for _, _, chunk in stage)
+    times = {"F": forward / chunks, "B": backward / chunks}
+    ends, idle, positions = {}, [0.0] * stages, [0] * stages
+    remaining = sum(map(len, actions))
+    while remaining:
+        before = remaining
+        for stage in range(stages):
+            while positions[stage] < len(actions[stage]):
+                kind, number, chunk = actions[stage][positions[stage]]
+                part, step = chunk * stages + stage, 1 if kind == "F" else -1
+                start, source = idle[stage], part - step
+                if 0 <= source < stages * chunks:
+                    if (kind, number, source) not in ends:
+                        break
+                    start = max(start, ends[kind, number, source] + (link if source % stages != stage else 0))
+                idle[stage] = ends[kind, number, part] = start + times[kind]
+                positions[stage] += 1
+                remaining -= 1
+        if remaining == before:
+            raise ValueError("the stages deadlock")
+    return max(idle)
+    ### END SOLUTION
+
+
+def break_even(plain, chunked, forward, backward):
+    """Return the link time at which two schedules take equally long.
+
+    Args:
+        plain: a schedule with one chunk on each of at least two stages.
+        chunked: a schedule with several chunks, which is faster if `link` is 0.
+        forward: as for step_time.
+        backward: as for step_time.
+    """
+    ### BEGIN SOLUTION
+    def difference(link):
+        return step_time(chunked, forward, backward, link) - step_time(plain, forward, backward, link)
+
+    low, high = 0.0, forward + backward
+    while difference(high) < 0:
+        low, high = high, 2 * high
+    while high - low > 1e-5 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if difference(middle) < 0 else (low, middle)
+    return (low + high) / 2
+    ### END SOLUTION
+
+# %% tags=["driver"]
+def timed(schedule, forward, backward, link):
+    """Return step_time of break_even.py as the file is now."""
+    from lablib import staged
+
+    staged.forget("break_even")
+    from mytrainer.break_even import step_time
+
+    return step_time(schedule, forward, backward, link)
+
+
+def balanced_link(plain, chunked, forward, backward):
+    """Return break_even of break_even.py as the file is now."""
+    from lablib import staged
+
+    staged.forget("break_even")
+    from mytrainer.break_even import break_even
+
+    return break_even(plain, chunked, forward, backward)
+
+# %% tags=["check-setup"]
+def listed(name, stages, micro_batches, chunks=1):
+    """Return a built-in schedule as lists of actions."""
+    from pipeline_schedules import load, to_text
+
+    return [text.split() for text in to_text(load(name, stages, micro_batches, chunks))]
+
+
+def simulated(schedule, forward, backward, link):
+    """Return the time of a step of a schedule, simulated."""
+    from pipeline_schedules import Durations, parse, simulate
+
+    return simulate(parse(schedule), Durations(forward, backward, 0, link)).total
+
+def even_link(plain, chunked, forward, backward):
+    """Return the link time at which two schedules take equally long, to 1e-4."""
+    low, high = 0.0, 8 * (forward + backward)
+    while high - low > 1e-4 * high:
+        middle = (low + high) / 2
+        if simulated(chunked, forward, backward, middle) < simulated(plain, forward, backward, middle):
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+# %% check="break-even" points=5
+TWO = [["F0", "F1", "B0", "B1"], ["F0", "B0", "F1", "B1"]]
+CHUNKED = [["F0", "F1", "F0.1", "F1.1", "B0.1", "B1.1", "B0", "B1"], ["F0", "F1", "F0.1", "B0.1", "F1.1", "B1.1", "B0", "B1"]]
+with check.parts():
+    with check.part(2, "simulates a step"):
+        check.function(
+            timed, rel=1e-6,
+            cases=[{"schedule": TWO, "forward": 2.0, "backward": 5.0, "link": 0.0},
+                   {"schedule": TWO, "forward": 2.0, "backward": 5.0, "link": 0.75},
+                   {"schedule": CHUNKED, "forward": 2.0, "backward": 5.0, "link": 0.0},
+                   {"schedule": CHUNKED, "forward": 2.0, "backward": 5.0, "link": 3.0},
+                   {"schedule": [["F0", "F0.1", "B0.1", "B0"]], "forward": 2.0, "backward": 5.0, "link": 3.0}],
+            expected=[21.0, 22.5, 17.5, 35.5, 7.0],
+            hints={
+                "A pass of one of several chunks takes a part of its time only.":
+                    [21.0, 22.5, 35.0, 53.0, 14.0],
+                "A result that stays on the same stage does not cross the network.":
+                    [21.0, 22.5, 17.5, 35.5, 13.0],
+                "Gradients cross the network, too.":
+                    [21.0, 21.75, 17.5, 26.5, 7.0],
+                "A transfer does not occupy its stage, which can run its next pass at once.":
+                    [21.0, 25.5, 17.5, 47.5, 19.0],
+                "A pass needs its input, and its stage has to be idle: the later of the two counts.":
+                    [16.0, 17.5, 15.0, 33.0, 7.0]})
+        ### BEGIN HIDDEN TESTS
+        for case in check.draw(10, name=["gpipe", "1f1b", "interleaved"], stages=range(1, 5), groups=range(1, 4),
+                               forward=check.between(0.5, 2), backward=check.between(1, 4), link=check.between(0, 3)):
+            check.function(timed, rel=1e-6, expected=simulated, cases=[{
+                "schedule": listed(case["name"], case["stages"], case["stages"] * case["groups"], 1 + 2 * (case["name"] == "interleaved")),
+                **{name: case[name] for name in ("forward", "backward", "link")}}])
+        ### END HIDDEN TESTS
+    with check.part(3, "finds the break-even"):
+        check.function(
+            balanced_link, rel=2e-3,
+            cases=[{"plain": TWO, "chunked": CHUNKED, "forward": 2.0, "backward": 5.0},
+                   {"plain": TWO, "chunked": CHUNKED, "forward": 3.0, "backward": 3.0}],
+            expected=[0.874997, 0.749997],
+            hints={
+                "That divides what the bubble loses by the number of additional transfers, as if nothing overlapped with them.":
+                    [0.4375, 0.375]})
+        ### BEGIN HIDDEN TESTS
+        for case in check.draw(6, stages=range(2, 5), groups=range(1, 4), chunks=range(2, 4), forward=check.between(0.5, 2),
+                               backward=check.between(1, 4)):
+            sizes = case["stages"], case["stages"] * case["groups"]
+            check.function(balanced_link, rel=2e-3, expected=even_link, cases=[{
+                "plain": listed("1f1b", *sizes), "chunked": listed("interleaved", *sizes, case["chunks"]),
+                "forward": case["forward"], "backward": case["backward"]}])
+        ### END HIDDEN TESTS
+
+# %% [raw] mutant="break-even" hint="takes a part of its time"
+# -    times = {"F": forward / chunks, "B": backward / chunks}
+# +    times = {"F": forward, "B": backward}
+
+# %% [raw] mutant="break-even" hint="stays on the same stage"
+# -                    start = max(start, ends[kind, number, source] + (link if source % stages != stage else 0))
+# +                    start = max(start, ends[kind, number, source] + link)
+
+# %% [raw] mutant="break-even" hint="Gradients cross the network"
+# -                    start = max(start, ends[kind, number, source] + (link if source % stages != stage else 0))
+# +                    start = max(start, ends[kind, number, source] + (link if source % stages != stage and kind == "F" else 0))
+
+# %% [raw] mutant="break-even" hint="does not occupy its stage"
+# -                idle[stage] = ends[kind, number, part] = start + times[kind]
+# +                ends[kind, number, part] = start + times[kind]
+# +                idle[stage] = start + times[kind] + link
+
+# %% [raw] mutant="break-even" hint="the later of the two counts"
+# -                    start = max(start, ends[kind, number, source] + (link if source % stages != stage else 0))
+# +                    start = ends[kind, number, source] + (link if source % stages != stage else 0)
+
+# %% [raw] mutant="break-even" hint="as if nothing overlapped"
+# -    def difference(link):
+# -        return step_time(chunked, forward, backward, link) - step_time(plain, forward, backward, link)
+# -
+# -    low, high = 0.0, forward + backward
+# -    while difference(high) < 0:
+# -        low, high = high, 2 * high
+# -    while high - low > 1e-5 * high:
+# -        middle = (low + high) / 2
+# -        low, high = (middle, high) if difference(middle) < 0 else (low, middle)
+# -    return (low + high) / 2
+# +    stages = len(plain)
+# +    more = sum(len(actions) for actions in chunked) - sum(len(actions) for actions in plain)
+# +    saved = step_time(plain, forward, backward, 0) - step_time(chunked, forward, backward, 0)
+# +    return saved / more
+
+# %% [markdown]
+# Now predict a real network. Four H100s run the model from the beginning of the lab, eight layers each, with 8
+# micro-batches. Each transfer moves the hidden states of 4,096 tokens in bf16, $2 \cdot 4096 \cdot 4096$ bytes. On a network
+# of how many Gbit/s between the GPUs do 1F1B and two chunks per stage take equally long? Guess first. Then the cell asks
+# your function:
+
+# %% answer="guess-gbits"
+### BEGIN SOLUTION
+guess_gbits = 10
+### END SOLUTION
+
+# %% tags=["explore"]
+SIZES = dict(layers=8)
+(one,) = virtualgpu.run(lambda: staged.gpu_passes(SIZES["layers"] // 4), "h100:1")
+forward, backward, boundary = (one.value[name] for name in ("forward", "backward", "boundary"))
+plain, chunked = my_1f1b(4, 8), my_interleaved(4, 8, 2)
+link = balanced_link(plain, chunked, forward, backward)
+gbits = 8 * boundary / link / 1e9
+print(f"passes of {1000 * forward:.1f} and {1000 * backward:.1f} ms: break-even at {1000 * link:.1f} ms for "
+      f"{boundary / 1e6:.0f} MB, or {result(f'{gbits:.0f} Gbit/s')}")
+check.compare("break-even in Gbit/s", guess_gbits, gbits)
+
+# %% [markdown]
+# Here is what the virtual GPUs do. NVLink and networks of several speeds run both schedules on your executor, beside the
+# time that your `step_time` predicts:
+
+# %% tags=["explore"] short={"(3600, 400, 100, 50, 25, 10)": "(3600, 10)"}
+def on_network(schedule, network):
+    """Run a step on four nodes with one GPU each; None: on one node, whose GPUs are connected by NVLink."""
+    def step():
+        staged.use_own_executor()
+        return staged.gpu_step([[action.removesuffix(".0") for action in actions] for actions in schedule], **SIZES)
+
+    where = dict(gpus="h100:4") if network is None else dict(gpus="h100:1", nodes=4, link=network)
+    return virtualgpu.run(step, **where)[0].value["seconds"]
+
+
+RATES = (3600, 400, 100, 50, 25, 10)  # Gbit/s; the first is NVLink's
+for rate in RATES:
+    network = {3600: None, 400: "infiniband:1x400gbit"}.get(rate, f"ethernet:{rate}gbit")
+    took = [on_network(schedule, network) for schedule in (plain, chunked)]
+    said = [timed(schedule, forward, backward, 8e-9 * boundary / rate) for schedule in (plain, chunked)]
+    print(f"{network or 'NVLink':21} 1F1B {1000 * took[0]:4.0f} ms (predicted {1000 * said[0]:4.0f}), two chunks "
+          f"{1000 * took[1]:4.0f} ms (predicted {1000 * said[1]:4.0f}):", (good if took[1] < took[0] else bad)(
+              f"{took[1] / took[0] - 1:+.0%}"), "(modeled)")
+
+# %% [markdown]
+# The model of the network is crude: no latency, and no two transfers share a link. Where does it fail first, and why there?
+# Look at how far the two predictions are off as the network becomes slower, and remember that on the slowest networks a
+# transfer takes longer than a pass, so that transfers must queue.
+#
+# Your simulation also shows what the rule "interleaving costs communication" hides. In 1F1B, a stage alternates strictly
+# with its neighbors, so each micro-batch waits for two transfers, on any network. Interleaved stages can run further ahead.
+# In Megatron-LM, a stage begins with two forward passes more than the next one, where one would suffice on an ideal
+# network. The second one gives every transfer the time of a whole pass, so that on fast networks, interleaving exposes
+# *less* communication than 1F1B. (Megatron-LM overlaps sends only with interleaving: `overlap_p2p_comm`.) By how many
+# passes does each of your stages run ahead? Try the other number, and see what happens to the break-even and to memory.
+
+# %% [markdown]
+# ## Pipelines in a grid
+#
+# A pipeline alone trains nothing large: each of its stages is shared by tensor-parallel ranks, and the whole of it has
+# data-parallel replicas. So a rank has three coordinates, and it belongs to a process group along each of them. Which
+# ranks go into which group decides which network carries what:
+#
+# - **Tensor-parallel** ranks all-reduce hidden states in every layer, so they are neighbors, within a node.
+# - **Data-parallel** ranks all-reduce gradients once per step, a lot of data, which can overlap with the backward pass.
+#   They come next.
+# - **Pipeline** stages exchange hidden states at their boundaries only. They are farthest apart.
+#
+# This is the order of Megatron-LM: rank $r = i_\text{tensor} + t\,(i_\text{data} + d\,i_\text{stage})$, with $t$
+# tensor-parallel ranks, $d$ replicas, and $p$ stages.
+#
+# `new_group` is a collective of *all* ranks, including those that will not be in the group: every rank has to create every
+# group, and in the same order. And one process group is one communicator, whose operations run in the order in which they
+# were started. Between two stages, hidden states and gradients travel at the same time, so each direction needs a
+# communicator of its own.
+
+# %% [markdown]
+# ### Exercise 6: the grid
+#
+# Write `grid.py`. `Grid(tensor, pipeline)` is built on all ranks of the default group, which it divides completely. The
+# number of replicas follows.
+
+# %% answer="grid"
+%%writefile mytrainer/grid.py
+"""The process groups of tensor, data, and pipeline parallelism."""
+
+import torch.distributed as dist
+
+
+class Grid:
+    """This rank's place and process groups. Rank = i_tensor + tensor * (i_data + data * i_stage), as in Megatron-LM.
+
+    Attributes:
+        stage: this rank's stage in its pipeline, from 0.
+        stages: of a pipeline.
+        replica: the number of the copy of the model that this rank belongs to, from 0.
+        tensor: process group of the ranks that share this rank's layers.
+        data: process group of the ranks that have the same parameters in other replicas.
+        model: process group of all ranks that share this copy of the model.
+        links: {"F": process group of the ranks of this rank's pipeline, in the order of their stages, "B": another one of
+            the same ranks}.
+        ends: process group of the first and the last stage of this rank's pipeline; None on all other stages, and if
+            there is only one stage.
+    """
+
+    def __init__(self, tensor, pipeline):
+        """Args:
+            tensor: the number of tensor-parallel ranks, t.
+            pipeline: the number of stages, p.
+
+        Raises ValueError if t * p does not divide the number of ranks.
+        """
+        ### BEGIN SOLUTION
+        rank, world = dist.get_rank(), dist.get_world_size()
+        if world % (tensor * pipeline):
+            raise ValueError(f"{world} ranks are not divisible by {tensor} x {pipeline}")
+        data = world // (tensor * pipeline)
+
+        def number(i, j, k):
+            return i + tensor * (j + data * k)
+
+        def own(groups):
+            """Create all groups; return that of this rank, or None."""
+            found = None
+            for ranks in groups:
+                group = dist.new_group(ranks)
+                if rank in ranks:
+                    found = group
+            return found
+
+        t, d, p = range(tensor), range(data), range(pipeline)
+        pipelines = [[number(i, j, k) for k in p] for j in d for i in t]
+        self.stage, self.stages, self.replica = rank // (tensor * data), pipeline, rank // tensor % data
+        self.tensor = own([[number(i, j, k) for i in t] for k in p for j in d])
+        self.data = own([[number(i, j, k) for j in d] for k in p for i in t])
+        self.model = own([[number(i, j, k) for k in p for i in t] for j in d])
+        self.links = {kind: own(pipelines) for kind in "FB"}
+        self.ends = own([[ranks[0], ranks[-1]] for ranks in pipelines if len(ranks) > 1])
+        ### END SOLUTION
+
+# %% tags=["driver"]
+def grid_here(tensor, pipeline, own):
+    """Build a grid, and use each of its groups.
+
+    Args:
+        tensor: tensor-parallel ranks.
+        pipeline: stages.
+        own: this rank's number.
+
+    Return the rank's stage, the stages, and its replica; the sum of the numbers in `tensor`, `data`, `model`, and `ends`;
+    and what the previous stage has sent to it in both directions' groups, as "F" and "B".
+    """
+    from mytrainer.grid import Grid
+
+    from lablib import staged
+
+    grid = Grid(tensor, pipeline)
+    place = [grid.stage, grid.stages, grid.replica]
+    return [place, staged.sums_in_groups(grid, own), staged.crossing(grid, own) if pipeline > 1 else []]
+
+
+def groups_made(tensor, pipeline):
+    """Return the ranks of each process group that this rank creates, in order."""
+    from lablib import staged
+
+    made = staged.watch_groups()
+    from mytrainer.grid import Grid
+
+    Grid(tensor, pipeline)
+    return made
+
+
+def grid_error(tensor, pipeline):
+    """Return the type of the error that Grid raises."""
+    from mytrainer.grid import Grid
+
+    try:
+        Grid(tensor, pipeline)
+    except Exception as error:
+        return type(error).__name__
+    return ""
+
+# %% tags=["check-setup"]
+def grid_of(tensor, pipeline, own):
+    """Return what grid_here returns on each rank."""
+    world, places = len(own), []
+    data = world // (tensor * pipeline)
+    for rank in range(world):
+        places.append((rank % tensor, rank // tensor % data, rank // (tensor * data)))
+
+    def total(place, *same):
+        return sum(number for number, other in zip(own, places, strict=True) if all(other[axis] == place[axis] for axis in same))
+
+    found = []
+    for place in places:
+        line = [number for number, other in zip(own, places, strict=True) if other[:2] == place[:2]]
+        is_end = pipeline > 1 and place[2] in (0, pipeline - 1)
+        sent = line[place[2] - 1]
+        found.append([[place[2], pipeline, place[1]],
+                      [total(place, 1, 2), total(place, 0, 2), total(place, 1), line[0] + line[-1] if is_end else None],
+                      [sent, -sent] if pipeline > 1 else []])
     return found
 
 
-def is_split(split, times, stages):
-    """Return whether the split gives every stage a part, and uses all parts."""
-    return (isinstance(split, list | tuple) and len(split) == stages
-            and all(type(count) is int and count >= 1 for count in split)
-            and sum(split) == len(times))
+def require_lines(run, tensor, pipeline):
+    """Require that P2P goes through groups of the ranks of one pipeline."""
+    world = len(run.values)
+    for rank in range(world):
+        line = tuple(range(rank % (world // pipeline), world, world // pipeline))
+        for call in run.calls(rank, "send"):
+            check.that(tuple(call.group) == line, f"Rank {rank} of {world} sends in a group of the ranks {list(call.group)}. The ranks "
+                       f"of its pipeline, of {pipeline} stages, are {list(line)}.")
 
+def require_same_groups(runs):
+    """Require that all ranks create the same groups in the same order."""
+    for run in runs:
+        for rank, made in enumerate(run.values):
+            check.that(made == run.values[0], f"Rank {rank} creates the groups {made}, and rank 0 creates {run.values[0]}. On a cluster, "
+                       "they would wait for each other: every rank has to create every group, and in the same order.")
 
-def even(parts, stages):
-    """Split evenly; the first stages get the remainder."""
-    return [parts // stages + (stage < parts % stages) for stage in range(stages)]
+# %% check="grid" points=5
+with check.parts():
+    with check.part(3, "groups the ranks along each axis"):
+        (run,) = check.ranks(
+            grid_here, ranks=4, cases=[{"tensor": 2, "pipeline": 2, "own": check.by_rank([1.0, 10.0, 100.0, 1000.0])}],
+            expected=[[[[0, 2, 0], [11.0, 1.0, 1111.0, 101.0], [100.0, -100.0]], [[0, 2, 0], [11.0, 10.0, 1111.0, 1010.0], [1000.0, -1000.0]],
+                       [[1, 2, 0], [1100.0, 100.0, 1111.0, 101.0], [1.0, -1.0]], [[1, 2, 0], [1100.0, 1000.0, 1111.0, 1010.0], [10.0, -10.0]]]],
+            hints={
+                "A copy of the model has more ranks than those that share one stage of it.":
+                    [[[[0, 2, 0], [11.0, 1.0, 11.0, 101.0], [100.0, -100.0]], [[0, 2, 0], [11.0, 10.0, 11.0, 1010.0], [1000.0, -1000.0]], [[1, 2, 0], [1100.0, 100.0, 1100.0, 101.0], [1.0, -1.0]], [[1, 2, 0], [1100.0, 1000.0, 1100.0, 1010.0], [10.0, -10.0]]]],
+                "A copy of the model has more ranks than one pipeline of it, if its layers are shared.":
+                    [[[[0, 2, 0], [11.0, 1.0, 101.0, 101.0], [100.0, -100.0]], [[0, 2, 0], [11.0, 10.0, 1010.0, 1010.0], [1000.0, -1000.0]], [[1, 2, 0], [1100.0, 100.0, 101.0, 101.0], [1.0, -1.0]], [[1, 2, 0], [1100.0, 1000.0, 1010.0, 1010.0], [10.0, -10.0]]]],
+                "A receive has taken what was sent in the other direction: both use one communicator.":
+                    [[[[0, 2, 0], [11.0, 1.0, 1111.0, 101.0], [-100.0, 100.0]], [[0, 2, 0], [11.0, 10.0, 1111.0, 1010.0], [-1000.0, 1000.0]], [[1, 2, 0], [1100.0, 100.0, 1111.0, 101.0], [-1.0, 1.0]], [[1, 2, 0], [1100.0, 1000.0, 1111.0, 1010.0], [-10.0, 10.0]]]],
+                "The ranks of `data` have the same parameters. Do all ranks of a stage?":
+                    [[[[0, 2, 0], [11.0, 11.0, 1111.0, 101.0], [100.0, -100.0]], [[0, 2, 0], [11.0, 11.0, 1111.0, 1010.0], [1000.0, -1000.0]], [[1, 2, 0], [1100.0, 1100.0, 1111.0, 101.0], [1.0, -1.0]], [[1, 2, 0], [1100.0, 1100.0, 1111.0, 1010.0], [10.0, -10.0]]]],
+                "`replica` is the number of the copy of the model, not that of a rank within one copy.":
+                    [[[[0, 2, 0], [11.0, 1.0, 1111.0, 101.0], [100.0, -100.0]], [[0, 2, 1], [11.0, 10.0, 1111.0, 1010.0], [1000.0, -1000.0]], [[1, 2, 0], [1100.0, 100.0, 1111.0, 101.0], [1.0, -1.0]], [[1, 2, 1], [1100.0, 1000.0, 1111.0, 1010.0], [10.0, -10.0]]]],
+                "A rank waits for others that have no such group. On which ranks is `ends` None?": "deadlock"})
+        require_lines(run, 2, 2)
+        check.ranks(
+            grid_here, ranks=4, cases=[{"tensor": 1, "pipeline": 2, "own": check.by_rank([1.0, 10.0, 100.0, 1000.0])}],
+            expected=[[[[0, 2, 0], [1.0, 11.0, 101.0, 101.0], [100.0, -100.0]], [[0, 2, 1], [10.0, 11.0, 1010.0, 1010.0], [1000.0, -1000.0]],
+                       [[1, 2, 0], [100.0, 1100.0, 101.0, 101.0], [1.0, -1.0]], [[1, 2, 1], [1000.0, 1100.0, 1010.0, 1010.0], [10.0, -10.0]]]],
+            hints={
+                "Which ranks are neighbors: replicas, or stages?":
+                    [[[[0, 2, 0], [1.0, 101.0, 11.0, 11.0], [10.0, -10.0]], [[1, 2, 0], [10.0, 1010.0, 11.0, 11.0], [1.0, -1.0]], [[0, 2, 1], [100.0, 101.0, 1100.0, 1100.0], [1000.0, -1000.0]], [[1, 2, 1], [1000.0, 1010.0, 1100.0, 1100.0], [100.0, -100.0]]]],
+            })
+        check.ranks(
+            grid_here, ranks=4, cases=[{"tensor": 1, "pipeline": 4, "own": check.by_rank([1.0, 10.0, 100.0, 1000.0])}],
+            expected=[[[[0, 4, 0], [1.0, 1.0, 1111.0, 1001.0], [1000.0, -1000.0]], [[1, 4, 0], [10.0, 10.0, 1111.0, None], [1.0, -1.0]],
+                       [[2, 4, 0], [100.0, 100.0, 1111.0, None], [10.0, -10.0]], [[3, 4, 0], [1000.0, 1000.0, 1111.0, 1001.0], [100.0, -100.0]]]],
+            hints={
+                "Two ranks of a pipeline are its ends. Those between them are in no such group.":
+                    [[[[0, 4, 0], [1.0, 1.0, 1111.0, 1111.0], [1000.0, -1000.0]], [[1, 4, 0], [10.0, 10.0, 1111.0, 1111.0], [1.0, -1.0]], [[2, 4, 0], [100.0, 100.0, 1111.0, 1111.0], [10.0, -10.0]], [[3, 4, 0], [1000.0, 1000.0, 1111.0, 1111.0], [100.0, -100.0]]]],
+            })
+        check.ranks(
+            grid_here, ranks=4, cases=[{"tensor": 2, "pipeline": 1, "own": check.by_rank([1.0, 10.0, 100.0, 1000.0])}],
+            expected=[[[[0, 1, 0], [11.0, 101.0, 11.0, None], []], [[0, 1, 0], [11.0, 1010.0, 11.0, None], []], [[0, 1, 1], [1100.0, 101.0, 1100.0, None], []], [[0, 1, 1], [1100.0, 1010.0, 1100.0, None], []]]],
+            hints={
+                "Tensor-parallel ranks are next to each other.":
+                    [[[[0, 1, 0], [101.0, 11.0, 101.0, None], []], [[0, 1, 1], [1010.0, 11.0, 1010.0, None], []], [[0, 1, 0], [101.0, 1100.0, 101.0, None], []], [[0, 1, 1], [1010.0, 1100.0, 1010.0, None], []]]],
+                "A pipeline of one stage has no two ends.":
+                    [[[[0, 1, 0], [11.0, 101.0, 11.0, 1.0], []], [[0, 1, 0], [11.0, 1010.0, 11.0, 10.0], []], [[0, 1, 1], [1100.0, 101.0, 1100.0, 100.0], []], [[0, 1, 1], [1100.0, 1010.0, 1100.0, 1000.0], []]]],
+            })
+        require_same_groups(check.ranks(groups_made, ranks=4, cases=[{"tensor": 1, "pipeline": 2}], expected=None))
+        ### BEGIN HIDDEN TESTS
+        for ranks, tensor, pipeline in ((8, 2, 2), (6, 1, 3)):
+            (run,) = check.ranks(grid_here, ranks=ranks, rel=1e-5, cases=check.draw(
+                1, tensor=[tensor], pipeline=[pipeline], own=check.for_each_rank(check.between(1, 100))),
+                expected=lambda ranks, tensor, pipeline, own: grid_of(tensor, pipeline, own))
+            require_lines(run, tensor, pipeline)
+        ### END HIDDEN TESTS
+    with check.part(2, "refuses what does not divide the ranks"):
+        for run in check.ranks(grid_error, ranks=2, cases=[{"tensor": 3, "pipeline": 1}, {"tensor": 2, "pipeline": 2}], expected=None):
+            check.that(run.values == ["ValueError"] * 2, "Two ranks are not divisible by three, nor by four. Raise a ValueError on every rank, before "
+                       "any group is created.")
 
+# %% [raw] mutant="grid" hint="replicas, or stages"
+# -            return i + tensor * (j + data * k)
+# +            return i + tensor * (k + pipeline * j)
+# -        self.stage, self.stages, self.replica = rank // (tensor * data), pipeline, rank // tensor % data
+# +        self.stage, self.stages, self.replica = rank // tensor % pipeline, pipeline, rank // (tensor * pipeline)
 
-def greedy(times, stages):
-    """Fill each stage up to the average time."""
-    average, split, filled = sum(times) / stages, [0], 0
-    for number, time in enumerate(times):
-        needed = stages - len(split)  # stages that have nothing yet
-        if split[-1] and needed and (filled + time > average or len(times) - number == needed):
-            split.append(0)
-            filled = 0
-        split[-1] += 1
-        filled += time
-    return split
+# %% [raw] mutant="grid" hint="next to each other"
+# -            return i + tensor * (j + data * k)
+# +            return j + data * (i + tensor * k)
+# -        self.stage, self.stages, self.replica = rank // (tensor * data), pipeline, rank // tensor % data
+# +        self.stage, self.stages, self.replica = rank // (tensor * data), pipeline, rank % data
 
-# %% nbgrader={"grade": true, "grade_id": "best-split-check", "locked": true, "points": 5, "schema_version": 3, "solution": false, "task": false}
-for times, stages, least in (([1, 1, 1, 1, 1, 1, 5], 3, 5), ([2, 3, 4, 5, 6, 7], 3, 11),
-                             ([3, 4, 2, 6, 3, 5, 2], 3, 9), ([7, 1, 1], 3, 7), ([4, 2], 1, 6)):
-    split = check.call(best_split, times, stages)
-    said = f"best_split({times}, {stages}) returned {split}. "
-    check.that(is_split(split, times, stages), said + "Each stage gets at least one part, and "
-               "together they get all of them.")
-    is_best = slowest(times, split) <= least
-    check.that(is_best or split != even(len(times), stages), said + "Even layers are not even time.")
-    check.that(is_best or split != greedy(times, stages),
-               said + "That fills one stage after the other, and the last stage gets whatever is left.")
-    check.that(is_best, said + "Another split has a faster slowest stage.")
-### BEGIN HIDDEN TESTS
-from math import inf
+# %% [raw] mutant="grid" hint="A copy of the model has more ranks"
+# -        self.model = own([[number(i, j, k) for k in p for i in t] for j in d])
+# +        self.model = self.tensor
 
+# %% [raw] mutant="grid" hint="one pipeline of it"
+# -        self.model = own([[number(i, j, k) for k in p for i in t] for j in d])
+# +        self.model = own(pipelines)
 
-def least_of(times, stages):
-    """Return the slowest stage's time in the best split."""
-    best = [0] + [inf] * len(times)
-    for _ in range(stages):
-        best = [inf] + [min(max(best[begin], sum(times[begin:end])) for begin in range(end))
-                        for end in range(1, len(times) + 1)]
-    return best[-1]
+# %% [raw] mutant="grid" hint="Two ranks of a pipeline are its ends"
+# -        self.ends = own([[ranks[0], ranks[-1]] for ranks in pipelines if len(ranks) > 1])
+# +        self.ends = own(pipelines)
 
+# %% [raw] mutant="grid" hint="has no two ends"
+# -        self.ends = own([[ranks[0], ranks[-1]] for ranks in pipelines if len(ranks) > 1])
+# +        self.ends = own([sorted({ranks[0], ranks[-1]}) for ranks in pipelines])
 
-drawn = check.draw(16, stages=range(1, 7), more=range(12),
-                   times=lambda dice: [dice.randint(1, 40) for _ in range(20)])
-problems = [(case["times"][:case["stages"] + case["more"]], case["stages"]) for case in drawn]
-for times, stages in [*problems, ([4 + 3 * number % 7 for number in range(60)], 12)]:
-    split = check.call(best_split, times, stages)
-    check.that(is_split(split, times, stages) and slowest(times, split) <= least_of(times, stages),
-               "Another split has a faster slowest stage.")
-### END HIDDEN TESTS
+# %% [raw] mutant="grid" hint="the other direction"
+# -        self.links = {kind: own(pipelines) for kind in "FB"}
+# +        self.links = dict.fromkeys("FB", own(pipelines))
 
-# %% [raw] tags=["mutant"] answer="best-split" hint="Even layers are not even time"
-# def best_split(times, stages):
-#     parts = len(times)
-#     return [parts // stages + (stage < parts % stages) for stage in range(stages)]
+# %% [raw] mutant="grid" hint="Do all ranks of a stage"
+# -        self.data = own([[number(i, j, k) for j in d] for k in p for i in t])
+# +        self.data = own([[number(i, j, k) for j in d for i in t] for k in p])
 
-# %% [raw] tags=["mutant"] answer="best-split" hint="fills one stage after the other"
-# def best_split(times, stages):
-#     average, split, filled = sum(times) / stages, [0], 0
-#     for number, time in enumerate(times):
-#         needed = stages - len(split)
-#         if split[-1] and needed and (filled + time > average or len(times) - number == needed):
-#             split.append(0)
-#             filled = 0
-#         split[-1] += 1
-#         filled += time
-#     return split
+# %% [raw] mutant="grid" hint="within one copy"
+# -        self.stage, self.stages, self.replica = rank // (tensor * data), pipeline, rank // tensor % data
+# +        self.stage, self.stages, self.replica = rank // (tensor * data), pipeline, rank % (tensor * data)
 
-# %% [raw] tags=["mutant"] answer="best-split" hint="gets at least one part"
-# def best_split(times, stages):
-#     return [len(times)] + [0] * (stages - 1)
+# %% [raw] mutant="grid" hint="Two ranks are not divisible by three"
+# -        if world % (tensor * pipeline):
+# -            raise ValueError(f"{world} ranks are not divisible by {tensor} x {pipeline}")
 
-# %% [raw] tags=["mutant"] answer="best-split" hint="Another split has"
-# def best_split(times, stages):
-#     return [1] * (stages - 1) + [len(times) - stages + 1]
+# %% [raw] mutant="grid" hint="they would wait for each other"
+# -            for ranks in groups:
+# -                group = dist.new_group(ranks)
+# -                if rank in ranks:
+# -                    found = group
+# +            for ranks in groups:
+# +                if rank in ranks:
+# +                    found = dist.new_group(ranks)
+
+# %% [raw] mutant="grid" hint="they would wait for each other"
+# -            for ranks in groups:
+# +            for ranks in sorted(groups, key=lambda ranks: rank not in ranks):
+
+# %% [raw] mutant="grid" hint="On which ranks is"
+# -        self.ends = own([[ranks[0], ranks[-1]] for ranks in pipelines if len(ranks) > 1])
+# +        ends = own([[ranks[0], ranks[-1]] for ranks in pipelines if len(ranks) > 1])
+# +        self.ends = ends if self.stage == 0 else None
 
 # %% [markdown]
-# Compare it with **brute force**, which tries all splits of GPT-2's parts into four stages:
-
-# %% tags=["explore"]
-import itertools
-from time import perf_counter
-
-
-def stage_times(times, split):
-    ends = list(itertools.accumulate(split))
-    return [sum(times[end - count:end]) for end, count in zip(ends, split, strict=True)]
-
-
-def brute_force(times, stages):
-    inner = range(1, len(times))
-    cuts = ([0, *inside, len(times)] for inside in itertools.combinations(inner, stages - 1))
-    splits = ([end - begin for begin, end in itertools.pairwise(cut)] for cut in cuts)
-    return min(splits, key=lambda split: max(stage_times(times, split)))
-
-
-for find in (best_split, brute_force):
-    begin = perf_counter()
-    split = find(gpt2_times, 4)
-    seconds = perf_counter() - begin
-    print(f"{find.__name__:11} {split}: slowest stage {max(stage_times(gpt2_times, split)):.1f} ms "
-          f"(virtual), found in {1000 * seconds:.1f} ms")
-my_split = best_split(my_times, 4)
-spelled = ", ".join(f"{one:.0f} ms" for one in stage_times(my_times, my_split))
-print(f"the small GPT on your CPU: {my_split}, stages of {spelled}")
-
-# %% [markdown]
-# The two may return different splits, when several are equally good, but never a different slowest stage.
-
-# %% [markdown]
-# ### Exercise 7: balance a real layout
+# ### Gradients of replicas
 #
-# Fill in `LAYOUT` for GPT-2 small on four V100s of one node, in a pipeline of four stages. With three layers on every
-# stage, a step takes this long:
-
-# %% tags=["explore"]
-evenly = costs.of({"3-3-3-3": "--balance 3-3-3-3"}, GPT2 + "--world-size 4 --gpus-per-node 4 "
-                  "--pipeline-model-parallel-size 4 --global-batch-size 32")
-costs.show(evenly)
-
-# %% [markdown]
-# Make it **at least 15% faster**, with a step time of less than 315 ms. `--balance` counts only the *layers* of each stage: the first stage also has the
-# embedding, and the last one the head. Either of them may have no layers at all (`0`).
-
-# %% nbgrader={"grade": false, "grade_id": "my-balance", "locked": false, "schema_version": 3, "solution": true, "task": false}
-%%writefile code/my_balance.sh
-#!/bin/bash
-#SBATCH --job-name=my_balance
-#SBATCH --nodes=1
-#SBATCH --ntasks-per-node=1
-#SBATCH --cpus-per-task=4
-#SBATCH --gpus-per-node=4
-#SBATCH --time=00:10:00
-#SBATCH --output=megatron/logs/%x_%j.txt
-set -euo pipefail
-
-export OMP_NUM_THREADS=1
-DATA=$LAB_HOME/data/GPT-2_assets
-MODEL="--fp16 --num-layers 12 --hidden-size 768 --num-attention-heads 12 \
-       --seq-length 1024 --max-position-embeddings 1024"
-BATCH="--micro-batch-size 4 --global-batch-size 32 --train-iters 4 --lr 1.5e-4"
-### BEGIN SOLUTION
-LAYOUT="--pipeline-model-parallel-size 4 --balance 4-4-4-0"
-### END SOLUTION
-TEXT="--data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json \
-      --merge-file $DATA/gpt2-merges.txt --split 949,50,1"
-
-srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 4 \
-    "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" \
-    --device virtual:v100 $MODEL $BATCH $LAYOUT $TEXT --log-interval 2 --eval-iters 0 "$@"
-
-# %% nbgrader={"grade": true, "grade_id": "my-balance-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
-script = check.script("code/my_balance.sh", only=[
-    "--pipeline-model-parallel-size", "--balance", "--schedule"])
-flags = script.flags
-check.that(flags.pipeline_model_parallel_size == 4,
-           "The pipeline has four stages here: --pipeline-model-parallel-size 4.")
-check.that(flags.schedule in ("1f1b", "gpipe") and flags.chunks == 1,
-           "The schedule stays 1F1B, with one chunk per stage: this exercise is about the split.")
-cost = check.figures(script, "virtual:v100")
-check.pass_mark(cost.milliseconds, "Too slow: all stages wait for one. Which one is it, and which "
-                "stages could take over some of its layers?", error=cost.error, below=315)
-
-# %% [raw] tags=["mutant"] answer="my-balance" hint="Too slow: all stages"
-# -LAYOUT="--pipeline-model-parallel-size 4 --balance 4-4-4-0"
-# +LAYOUT="--pipeline-model-parallel-size 4"
-
-# %% [raw] tags=["mutant"] answer="my-balance" hint="Too slow: all stages"
-# -LAYOUT="--pipeline-model-parallel-size 4 --balance 4-4-4-0"
-# +LAYOUT="--pipeline-model-parallel-size 4 --balance 2-3-3-4"
-
-# %% [raw] tags=["mutant"] answer="my-balance" hint="This would go wrong"
-# -LAYOUT="--pipeline-model-parallel-size 4 --balance 4-4-4-0"
-# +LAYOUT="--pipeline-model-parallel-size 4 --balance 5-4-4-1"
-
-# %% [raw] tags=["mutant"] answer="my-balance" hint="--micro-batch-size 2; the exercise uses 4"
-# -LAYOUT="--pipeline-model-parallel-size 4 --balance 4-4-4-0"
-# +LAYOUT="--pipeline-model-parallel-size 4 --micro-batch-size 2"
-
-# %% [raw] tags=["mutant"] answer="my-balance" hint="has four stages here"
-# -LAYOUT="--pipeline-model-parallel-size 4 --balance 4-4-4-0"
-# +LAYOUT=""
-
-# %% [raw] tags=["mutant"] answer="my-balance" hint="The schedule stays 1F1B"
-# -LAYOUT="--pipeline-model-parallel-size 4 --balance 4-4-4-0"
-# +LAYOUT="--pipeline-model-parallel-size 4 --balance 4-4-4-0 --schedule zb-h1"
-
-# %% [raw] tags=["mutant"] answer="my-balance" hint="--ffn-hidden-size 1; the exercise uses 3072"
-# -LAYOUT="--pipeline-model-parallel-size 4 --balance 4-4-4-0"
-# +LAYOUT="--pipeline-model-parallel-size 4 --ffn-hidden-size 1"
-
-# %% [markdown]
-# (A node of the course's cluster has two GPUs unless you start it with `lab cluster up --gpus v100:4`, so `sbatch`
-# rejects this job at once. The estimate does not need the GPUs.)
-
-# %% [markdown]
-# ## The same in DeepSpeed
+# Each stage now has replicas, and your DDP of lab 04 averages their gradients. But a stage runs $m$ backward passes per
+# step, each of which adds to the same gradients. Hooks that start an all-reduce in the first of them would average a
+# gradient to which the other passes still add: a wrong result, or $m$ times the communication. So only the **last** backward
+# pass of each parameter may start its all-reduce. With your schedule, which pass is that on each stage? And which stage
+# finishes first, so that its all-reduce overlaps with nothing but the bubble?
 #
-# You will find 1F1B in libraries. **DeepSpeed** has it in its `PipelineModule`: the model is a list of layers,
-# split into stages. `code/examples/pipe_dream.py` trains a GPT with it, of 14 layers: the embedding, 12 blocks,
-# and the head. Its script starts one process per stage with `srun`, here four on two nodes.
+# Your trainer runs all backward passes under `no_sync`, and averages at the end of the step. The next cell trains your
+# Llama of lab 09 on two nodes in three ways: PP 2 x DP 2 with 1F1B; TP 2 x PP 2; and interleaved, with two chunks per
+# stage. The reference is a single process of `pretrain_gpt.py`.
 
-# %% tags=["explore"] short={"code/examples/pipe_dream.sh --iterations 3": "--ntasks-per-node=1 code/examples/pipe_dream.sh --balance 7,7 --iterations 1 --seq-length 32"}
-!sbatch code/examples/pipe_dream.sh --iterations 3
-
-# %% tags=["explore"]
-four = jobs.wait()
-!grep -E "DeepSpeed|stage|iteration|speed" {four.log}
-
-# %% [markdown]
-# The log begins with the split of the layers (`[4, 3, 3, 4]`) and with DeepSpeed's own schedule. At the end each
-# stage prints its peak activation memory. Compare that with what you know: which stage holds the most? Now try
-# two stages, split in the middle:
-
-# %% tags=["explore"] short={"--iterations 3": "--iterations 1 --seq-length 32"}
-!sbatch --ntasks-per-node=1 code/examples/pipe_dream.sh --balance 7,7 --iterations 3
+# %% tags=["explore"] short={"--train-iters 10": "--train-iters 2"}
+FLAGS = ("--device cpu --num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 "
+         "--swiglu --normalization RMSNorm --position-embedding-type rope --group-query-attention --num-query-groups 1 "
+         "--untie-embeddings-and-output-weights --disable-bias-linear --attention-dropout 0 --hidden-dropout 0 "
+         "--micro-batch-size 1 --global-batch-size 8 --train-iters 10 --lr 1e-3 --min-lr 1e-5 --lr-warmup-fraction 0.2 "
+         "--lr-decay-style cosine --clip-grad 1.0 --log-interval 1 --eval-iters 0 --split 949,50,1 "
+         "--data-path data/bpe-4096/text_document --vocab-file data/bpe-4096/vocab.json --merge-file data/bpe-4096/merges.txt "
+         "--pipeline-model-parallel-size 2 ")
+!sbatch --output=megatron/logs/mine_pp_dp.txt code/my_trainer.sh {FLAGS} --schedule 1f1b --balance 3-1
+!OMP_NUM_THREADS=1 python megatron/Megatron-LM/pretrain_gpt.py {FLAGS} --pipeline-model-parallel-size 1 > megatron/logs/reference_pp.txt
 
 # %% tags=["explore"]
-two = jobs.wait()
-pairs = zip(logs.lines(four.log, "| loss "), logs.lines(two.log, "| loss "), strict=True)
-for one, other in pairs:
-    number, loss, norm, _ = one.split(" | ")
-    print(f"{number}: 4 stages {loss}, {norm}; 2 stages {', '.join(other.split(' | ')[1:3])}")
+jobs.wait()
+!sbatch --output=megatron/logs/mine_tp_pp.txt code/my_trainer.sh {FLAGS} --schedule 1f1b --tensor-model-parallel-size 2
+
+# %% tags=["explore"]
+jobs.wait()
+!sbatch --output=megatron/logs/mine_interleaved.txt code/my_trainer.sh {FLAGS} --num-layers-per-virtual-pipeline-stage 1
+
+# %% tags=["explore"]
+jobs.wait()
+reference = logs.read("megatron/logs/reference_pp.txt")
+for name in ("mine_pp_dp", "mine_tp_pp", "mine_interleaved"):
+    mine = logs.read(f"megatron/logs/{name}.txt")
+    assert mine.iterations, f"Your job has failed. megatron/logs/{name}.txt says why."
+    norms = max(abs(yours.grad_norm / theirs.grad_norm - 1)
+                for theirs, yours in zip(reference.iterations, mine.iterations, strict=True))
+    losses = logs.loss_difference(reference, mine)
+    print(f"{name}: losses differ by at most {result(f'{losses:.1e}')}, gradient norms by {result(f'{norms:.1e}')}, relatively")
+    assert losses < 1e-4, "One of your files trains differently from the reference. `lab mytrainer` tests each of them."
+    assert norms < 1e-2, "The losses agree, and the gradient norms do not. Which ranks does grad_norm.py sum over?"
 
 # %% [markdown]
-# The losses agree again, except for the last digits: where the model is split does not matter.
+# ## DeepSpeed's pipeline
 #
-# **Starting it.** DeepSpeed has a launcher of its own, `deepspeed`. It starts one process per GPU and tells each its
-# rank, as `torchrun` does, and reaches further nodes from a list of host names (`--hostfile`) over ssh. Under
-# Slurm you do not need it, because `srun` starts processes on all nodes, and many clusters do not allow ssh. On one
-# machine it would be `deepspeed --num_accelerators 2 code/examples/pipe_dream.py --balance 7,7`.
-#
-# **Configuring it.** DeepSpeed reads a JSON file. This is the one of the two jobs:
-
-# %% tags=["explore"]
-!cat code/examples/pipe_dream.json
-
-# %% [markdown]
-# DeepSpeed creates the optimizer, clips the gradient, and asks the data loader for as many micro-batches as one
-# step needs, so all the program does is call `engine.train_batch(batches)`. (`torch_adam` selects PyTorch's own
-# Adam; the default one would have to be compiled first. `steps_per_print` keeps it quiet.) On GPUs the same file
-# would also have `"fp16": {"enabled": true}`, and it could have `"zero_optimization": {"stage": 1}`, which shards
-# the optimizer states. DeepSpeed's pipeline rejects ZeRO stages 2 and 3.
-
-# %% [markdown]
-# And its schedule, in its own words? This is what the last of four stages does first:
+# How does a library do it? **DeepSpeed** ([Rasley et al., 2020](https://doi.org/10.1145/3394486.3406703)) has 1F1B as a
+# stream of instructions, and its own executor for them. This is what the last of four stages does first:
 
 # %% tags=["explore"]
 from lablib import deepspeed_cpu  # before deepspeed: lets it run without GPUs
@@ -1043,531 +1684,117 @@ from lablib import deepspeed_cpu  # before deepspeed: lets it run without GPUs
 from deepspeed.runtime.pipe.schedule import TrainSchedule
 
 
-def commands_of(stages, stage, micro_batches):
+def instructions_of(stages, stage, micro_batches):
+    """Return DeepSpeed's instructions for one stage."""
     steps = TrainSchedule(micro_batches=micro_batches, stages=stages, stage_id=stage)
-    return [repr(command) for step in steps for command in step]
+    return [repr(instruction) for step in steps for instruction in step]
 
 
-print("\n".join(commands_of(4, 3, 8)[:10]))
+print("\n".join(instructions_of(4, 3, 8)[:10]))
 
 # %% [markdown]
-# ### Exercise 8: read DeepSpeed's schedule
-#
-# A **buffer** holds the activations of one micro-batch. It is reused when the micro-batch is done, so its number
-# is *not* the micro-batch's. Micro-batches come in order, forward and backward. Translate the commands of one
-# stage into our words, and leave out everything that is not computation.
-
-# %% nbgrader={"grade": false, "grade_id": "from-deepspeed", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def from_deepspeed(commands):
-    """Translate a list of commands into our words, such as ["F0", "F1", "B0", "B1"]."""
-    ### BEGIN SOLUTION
-    words, seen = [], {"F": 0, "B": 0}
-    for command in commands:
-        kind = {"ForwardPass": "F", "BackwardPass": "B"}.get(command.partition("(")[0])
-        if kind:
-            words.append(f"{kind}{seen[kind]}")
-            seen[kind] += 1
-    return words
-    ### END SOLUTION
-
-# %% nbgrader={"grade": true, "grade_id": "from-deepspeed-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
-check.function(
-    from_deepspeed,
-    cases=[[["LoadMicroBatch(buffer_id=0)", "ForwardPass(buffer_id=0)", "SendActivation(buffer_id=0)",
-             "LoadMicroBatch(buffer_id=1)", "ForwardPass(buffer_id=1)", "RecvGrad(buffer_id=0)",
-             "SendActivation(buffer_id=1)", "BackwardPass(buffer_id=0)",
-             "LoadMicroBatch(buffer_id=0)", "ForwardPass(buffer_id=0)", "RecvGrad(buffer_id=1)",
-             "SendActivation(buffer_id=0)", "BackwardPass(buffer_id=1)", "RecvGrad(buffer_id=0)",
-             "BackwardPass(buffer_id=0)", "ReduceTiedGrads()", "ReduceGrads()", "OptimizerStep()"]]],
-    expected=[["F0", "F1", "B0", "F2", "B1", "B2"]],
-    hints={
-        "Those are buffer numbers, and buffer 0 is reused.":
-            [["F0", "F1", "B0", "F0", "B1", "B0"]],
-        "Count forward and backward passes separately: B0 belongs to F0.":
-            [["F0", "F1", "B2", "F3", "B4", "B5"]],
-        "Sends and receives are not computation: translate only ForwardPass and BackwardPass.":
-            [["F0", "F1", "B0", "B1", "F2", "B2", "B3", "B4", "B5"]],
-    })
-### BEGIN HIDDEN TESTS
-def as_deepspeed(stages, stage, micro_batches):
-    """Return the commands of one stage, and the same in our words."""
-    ahead, buffers = min(stages - stage - 1, micro_batches), max(2, stages - stage)
-    words = [f"F{k}" for k in range(ahead)]
-    for k in range(micro_batches):
-        words += [f"F{ahead + k}"] * (ahead + k < micro_batches) + [f"B{k}"]
-    commands = []
-    for word in words:
-        place = f"(buffer_id={int(word[1:]) % buffers})"
-        first, name, last = (("RecvActivation", "ForwardPass", "SendActivation") if word[0] == "F"
-                             else ("RecvGrad", "BackwardPass", "SendGrad"))
-        commands += [first + place, name + place, last + place]
-    return [*commands, "ReduceTiedGrads()", "ReduceGrads()", "OptimizerStep()"], words
-
-
-drawn = [as_deepspeed(case["stages"], case["stage"] % case["stages"], case["micro_batches"])
-         for case in check.draw(12, stages=range(1, 8), stage=range(8), micro_batches=range(1, 20))]
-check.function(from_deepspeed, cases=[[commands] for commands, _ in drawn],
-               expected=[words for _, words in drawn])
-### END HIDDEN TESTS
-
-# %% [raw] tags=["mutant"] answer="from-deepspeed" hint="Those are buffer numbers"
-# -            words.append(f"{kind}{seen[kind]}")
-# +            words.append(f"{kind}{command.partition('=')[2].rstrip(')')}")
-
-# %% [raw] tags=["mutant"] answer="from-deepspeed" hint="Count forward and backward"
-# -            words.append(f"{kind}{seen[kind]}")
-# +            words.append(f"{kind}{len(words)}")
-
-# %% [raw] tags=["mutant"] answer="from-deepspeed" hint="Sends and receives are"
-# -        kind = {"ForwardPass": "F", "BackwardPass": "B"}.get(command.partition("(")[0])
-# +        kind = {"ForwardPass": "F", "BackwardPass": "B", "RecvGrad": "B"}.get(
-# +            command.partition("(")[0])
+# A **buffer** holds the activations of one micro-batch, and is reused when the micro-batch is done, so its number is not
+# the micro-batch's. Sends and receives are instructions, too, as in the programs of lab 10. Is it the same schedule as
+# yours?
 
 # %% tags=["explore"]
-for stage, my_actions in enumerate(to_text(parse(one_f_one_b(4, 8)))):
-    theirs = " ".join(from_deepspeed(commands_of(4, stage, 8)))
-    print(f"stage {stage}: {theirs}  {good('as mine') if theirs == my_actions else bad('not as mine')}")
+for stage, mine in enumerate(my_1f1b(4, 8)):
+    counts, theirs = {"F": 0, "B": 0}, []
+    for instruction in instructions_of(4, stage, 8):
+        if instruction.startswith(("ForwardPass", "BackwardPass")):
+            kind = instruction[0]
+            theirs.append(f"{kind}{counts[kind]}")
+            counts[kind] += 1
+    print(f"stage {stage}: {' '.join(theirs)}  {good('as mine') if theirs == mine else bad('not as mine')}")
 
 # %% [markdown]
-# ### Exercise 9: three numbers that must agree
-#
-# DeepSpeed is configured by a JSON file, and three of its entries are redundant:
-#
-# - `train_micro_batch_size_per_gpu`: samples per micro-batch;
-# - `gradient_accumulation_steps`: micro-batches per step that *each pipeline* processes;
-# - `train_batch_size`: samples per step, of all pipelines together.
-#
-# With 8 ranks and 4 stages there are two (data-parallel) pipelines. If the three entries disagree, DeepSpeed
-# refuses to start. Write them.
+# `code/examples/pipe_dream.py` trains a GPT of 14 layers with it: the embedding, 12 blocks, and the head. Its script starts
+# one process per stage with `srun`, here four on two nodes. DeepSpeed splits a model by one of three methods: `uniform`
+# gives all stages the same number of layers, `parameters` balances the number of parameters, and `type:REGEX` balances the
+# number of layers whose class name matches. None of them looks at times or memory. Before you run the cell: which split
+# does `type:Block` give for 12 blocks on four stages, and who gets the head?
 
-# %% nbgrader={"grade": false, "grade_id": "batch-config", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def batch_config(global_batch, micro_batch, ranks, stages):
-    """Return the three entries, a dict of ints; raise ValueError if they cannot agree."""
-    ### BEGIN SOLUTION
-    samples = micro_batch * (ranks // stages)
-    if ranks % stages or global_batch % samples:
-        raise ValueError(f"{global_batch} samples cannot be divided evenly")
-    return {"train_batch_size": global_batch, "train_micro_batch_size_per_gpu": micro_batch,
-            "gradient_accumulation_steps": global_batch // samples}
-    ### END SOLUTION
-
-# %% nbgrader={"grade": true, "grade_id": "batch-config-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
-check.function(
-    batch_config,
-    cases=[(64, 2, 8, 4), (32, 4, 4, 4)],
-    expected=[{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2,
-               "gradient_accumulation_steps": 16},
-              {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4,
-               "gradient_accumulation_steps": 8}],
-    hints={
-        "The ranks of one pipeline process the same samples. How many pipelines are there?":
-            [{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2,
-              "gradient_accumulation_steps": 4},
-             {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4,
-              "gradient_accumulation_steps": 2}],
-        "Each pipeline processes only its share of the batch.":
-            [{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2,
-              "gradient_accumulation_steps": 32},
-             {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4,
-              "gradient_accumulation_steps": 8}],
-    })
-check.raises(batch_config, ValueError, (10, 4, 4, 4), hint="10 samples are not divisible by "
-             "the micro-batch size of 4.")
-### BEGIN HIDDEN TESTS
-drawn = check.draw(16, micro_batch=range(1, 65), steps=range(1, 1000), stages=range(1, 9),
-                   replicas=range(1, 9))
-check.function(
-    batch_config,
-    cases=[(case["micro_batch"] * case["steps"] * case["replicas"], case["micro_batch"],
-            case["stages"] * case["replicas"], case["stages"]) for case in drawn],
-    expected=[{"train_batch_size": case["micro_batch"] * case["steps"] * case["replicas"],
-               "train_micro_batch_size_per_gpu": case["micro_batch"],
-               "gradient_accumulation_steps": case["steps"]} for case in drawn])
-check.raises(batch_config, ValueError, (64, 2, 6, 4), hint="6 ranks are not divisible by "
-             "4 stages.")
-### END HIDDEN TESTS
-
-# %% [raw] tags=["mutant"] answer="batch-config" hint="The ranks of one"
-# -    samples = micro_batch * (ranks // stages)
-# +    samples = micro_batch * ranks
-
-# %% [raw] tags=["mutant"] answer="batch-config" hint="Each pipeline processes only"
-# -    samples = micro_batch * (ranks // stages)
-# +    samples = micro_batch
-
-# %% [raw] tags=["mutant"] answer="batch-config" hint="6 ranks are not divisible"
-# -    if ranks % stages or global_batch % samples:
-# +    if global_batch % samples:
-
-# %% [raw] tags=["mutant"] answer="batch-config" hint="10 samples are not divisible"
-# -    if ranks % stages or global_batch % samples:
-# +    if ranks % stages:
-
-# %% [markdown]
-# ## Interleaving
-#
-# The bubble lasts as long as it takes to fill the pipeline and then to drain it. With *shorter* stages both are
-# faster. **Interleaving** ([Narayanan et al. 2021](https://arxiv.org/abs/2104.04473)) gives every stage several
-# small pieces of the model, called **chunks**, instead of one large piece. With 2 chunks on each of 4 stages, the
-# layers are split into 8 pieces: stage 0 has pieces 0 and 4, stage 1 has 1 and 5, and so on. A micro-batch passes
-# through every stage once per chunk.
-#
-# `F3.1` is the forward pass of micro-batch 3 on chunk 1 of this stage. Micro-batches are processed in groups, and
-# a group has as many micro-batches as there are stages. A group goes through chunk 0, then the same group through
-# chunk 1, and so on; then comes the next group. With 2 stages, 4 micro-batches, and 2 chunks, the forward passes
-# of every stage are
-#
-# ```
-# F0.0 F1.0 F0.1 F1.1   F2.0 F3.0 F2.1 F3.1
-# ```
-#
-# Backward passes go in the same way, with the chunks from last to first: `B0.1 B1.1 B0.0 B1.0  B2.1 ...`
-# The phases are those of 1F1B, but stage `s` warms up with `2 * (stages - s - 1) + (chunks - 1) * stages`
-# forward passes (and never more than there are).
-
-# %% [markdown]
-# ### Exercise 10: write interleaved 1F1B
-#
-# The number of micro-batches is divisible by the number of stages, and there are at least 2 chunks.
-
-# %% nbgrader={"grade": false, "grade_id": "interleaved", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def interleaved(stages, micro_batches, chunks):
-    """Return what every stage does, in order: strings, or lists of words such as "F3.1"."""
-    ### BEGIN SOLUTION
-    order = [(group + k, chunk) for group in range(0, micro_batches, stages)
-             for chunk in range(chunks) for k in range(stages)]
-    forwards = [f"F{k}.{chunk}" for k, chunk in order]
-    backwards = [f"B{k}.{chunks - 1 - chunk}" for k, chunk in order]
-    schedule = []
-    for stage in range(stages):
-        warm_up = min(2 * (stages - stage - 1) + (chunks - 1) * stages, len(forwards))
-        actions = forwards[:warm_up]
-        for number, backward in enumerate(backwards):
-            actions += [*forwards[warm_up + number:warm_up + number + 1], backward]
-        schedule.append(actions)
-    return schedule
-    ### END SOLUTION
-
-# %% nbgrader={"grade": true, "grade_id": "interleaved-check", "locked": true, "points": 4, "schema_version": 3, "solution": false, "task": false}
-check.schedule(
-    interleaved,
-    cases=[(4, 8, 2), (2, 4, 2), (2, 6, 3), (3, 6, 2)], like="interleaved",
-    hints={
-        "This works for some sizes only. Which number in it should depend on the sizes?": "some sizes",
-        "The stages deadlock. In which order do the chunks run backward, and how many forward passes "
-        "come first?": "deadlock",
-        "More micro-batches are in flight than necessary. Count the forward passes of the warm-up.": "memory",
-        "The stages wait longer than necessary. Does the pipeline drain after each group?":
-            "bubble",
-        "Every micro-batch has a forward and a backward pass on *each* chunk of a stage.": "incomplete",
-    })
-### BEGIN HIDDEN TESTS
-drawn = check.draw(8, stages=range(1, 7), groups=range(1, 5), chunks=range(2, 5))
-check.schedule(interleaved, cases=[(case["stages"], case["stages"] * case["groups"], case["chunks"])
-                                   for case in drawn], like="interleaved")
-### END HIDDEN TESTS
-
-# %% [raw] tags=["mutant"] answer="interleaved" hint="More micro-batches are in"
-# -        warm_up = min(2 * (stages - stage - 1) + (chunks - 1) * stages, len(forwards))
-# +        warm_up = len(forwards)
-
-# %% [raw] tags=["mutant"] answer="interleaved" hint="This works for some"
-# -    order = [(group + k, chunk) for group in range(0, micro_batches, stages)
-# -             for chunk in range(chunks) for k in range(stages)]
-# +    order = [(group + k, chunk) for group in range(0, micro_batches, 4)
-# +             for chunk in range(chunks) for k in range(4)]
-
-# %% [raw] tags=["mutant"] answer="interleaved" hint="The stages deadlock. In"
-# -    order = [(group + k, chunk) for group in range(0, micro_batches, stages)
-# -             for chunk in range(chunks) for k in range(stages)]
-# +    order = [(k, chunk) for k in range(micro_batches) for chunk in range(chunks)]
-
-# %% [raw] tags=["mutant"] answer="interleaved" hint="on *each* chunk"
-# -             for chunk in range(chunks) for k in range(stages)]
-# +             for chunk in [0] for k in range(stages)]
-
-# %% [raw] tags=["mutant"] answer="interleaved" hint="The stages wait longer"
-# def interleaved(stages, micro_batches, chunks):
-#     actions = []
-#     for group in range(0, micro_batches, stages):
-#         numbers = range(group, group + stages)
-#         actions += [f"F{k}.{chunk}" for chunk in range(chunks) for k in numbers]
-#         actions += [f"B{k}.{chunk}" for chunk in reversed(range(chunks)) for k in numbers]
-#     return [actions] * stages
+# %% tags=["explore"] short={"code/examples/pipe_dream.sh --balance type:Block --iterations 3": "--ntasks-per-node=1 code/examples/pipe_dream.sh --balance type:Block --iterations 1 --seq-length 32"}
+!sbatch code/examples/pipe_dream.sh --balance type:Block --iterations 3
 
 # %% tags=["explore"]
-plots.pipelines(one_f_one_b=one_f_one_b(4, 8), interleaved=interleaved(4, 8, 2))
+four = jobs.wait()
+!grep -E "DeepSpeed|stage|iteration|speed" {four.log}
 
 # %% [markdown]
-# The bubble is smaller, and the first stage has more chunks in flight, each half as large. That is not the only
-# price.
+# The log begins with the split of the layers and with DeepSpeed's own schedule. At the end, each stage prints its peak
+# activation memory. Compare it with your rule: which stage holds the most, and why not the first one? With one layer less,
+# the last stage would also be faster. Your `best_split` would say so, and `--balance 4,4,4,2` is how to tell this program:
+
+# %% tags=["explore"] short={"code/examples/pipe_dream.sh --balance 4,4,4,2 --iterations 3": "--ntasks-per-node=1 code/examples/pipe_dream.sh --balance 6,8 --iterations 1 --seq-length 32"}
+!sbatch code/examples/pipe_dream.sh --balance 4,4,4,2 --iterations 3
+
+# %% tags=["explore"]
+other = jobs.wait()
+for one, two in zip(logs.lines(four.log, "| loss "), logs.lines(other.log, "| loss "), strict=True):
+    number, loss, norm, _ = one.split(" | ")
+    print(f"{number}: by type {loss}, {norm}; 4-4-4-2 {', '.join(two.split(' | ')[1:3])}")
+!grep -hE "DeepSpeed: balance|speed" {four.log} {other.log}
 
 # %% [markdown]
-# ### Exercise 11: what interleaving buys, and what it costs
+# The losses agree: where the model is split does not change what it learns.
 #
-# How large is the bubble, and how many sends between stages does a step have? The **bubble overhead** is idle
-# time divided by computing time; with one chunk it is `(stages - 1) / micro_batches`. One send hands one
-# micro-batch from a piece of the model to the next: an activation forward, or a gradient backward. (With one
-# stage there is nothing to send, so assume at least 2 stages.)
-
-# %% nbgrader={"grade": false, "grade_id": "interleaving", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def interleaving(stages, micro_batches, chunks):
-    """Return the bubble overhead (a float) and the number of sends per step (an int)."""
-    ### BEGIN SOLUTION
-    pieces = stages * chunks
-    return (stages - 1) / (chunks * micro_batches), 2 * micro_batches * (pieces - 1)
-    ### END SOLUTION
-
-# %% nbgrader={"grade": true, "grade_id": "interleaving-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
-check.function(
-    interleaving,
-    cases=[(4, 8, 1), (4, 8, 2), (2, 8, 4)],
-    expected=[(0.375, 48), (0.1875, 112), (0.03125, 112)],
-    hints={
-        "That is the bubble fraction. The overhead divides by the computing time only.":
-            [(0.2727272727, 48), (0.1578947368, 112), (0.0303030303, 112)],
-        "Gradients travel back the same way, and those are sends, too.":
-            [(0.375, 24), (0.1875, 56), (0.03125, 56)],
-        "The last stage sends on to the first stage's next chunk, and that is a send, too.":
-            [(0.375, 48), (0.1875, 96), (0.03125, 64)],
-        "The bubble shrinks with the number of chunks.":
-            [(0.375, 48), (0.375, 112), (0.125, 112)],
-        "The last piece does not send its output anywhere.":
-            [(0.375, 64), (0.1875, 128), (0.03125, 128)],
-        "Those are the values for one pipeline only. They depend on the arguments.":
-            [(0.1875, 112), (0.1875, 112), (0.1875, 112)],
-    })
-### BEGIN HIDDEN TESTS
-check.function(
-    interleaving,
-    cases=check.draw(20, stages=range(2, 65), micro_batches=range(1, 1025), chunks=range(1, 9)),
-    expected=lambda stages, micro_batches, chunks: (
-        formulas.bubble_overhead(stages, micro_batches, chunks),
-        2 * micro_batches * (stages * chunks - 1)))
-### END HIDDEN TESTS
-
-# %% [raw] tags=["mutant"] answer="interleaving" hint="That is the bubble"
-# -    return (stages - 1) / (chunks * micro_batches), 2 * micro_batches * (pieces - 1)
-# +    idle = (stages - 1) / (chunks * micro_batches + stages - 1)
-# +    return idle, 2 * micro_batches * (pieces - 1)
-
-# %% [raw] tags=["mutant"] answer="interleaving" hint="Those are the values"
-# def interleaving(stages, micro_batches, chunks):
-#     return 0.1875, 112
-
-# %% [raw] tags=["mutant"] answer="interleaving" hint="Gradients travel back the"
-# -    return (stages - 1) / (chunks * micro_batches), 2 * micro_batches * (pieces - 1)
-# +    return (stages - 1) / (chunks * micro_batches), micro_batches * (pieces - 1)
-
-# %% [raw] tags=["mutant"] answer="interleaving" hint="The last stage sends"
-# -    return (stages - 1) / (chunks * micro_batches), 2 * micro_batches * (pieces - 1)
-# +    return (stages - 1) / (chunks * micro_batches), 2 * micro_batches * chunks * (stages - 1)
-
-# %% [raw] tags=["mutant"] answer="interleaving" hint="shrinks with the number of chunks"
-# -    return (stages - 1) / (chunks * micro_batches), 2 * micro_batches * (pieces - 1)
-# +    return (stages - 1) / micro_batches, 2 * micro_batches * (pieces - 1)
-
-# %% [raw] tags=["mutant"] answer="interleaving" hint="The last piece does"
-# -    return (stages - 1) / (chunks * micro_batches), 2 * micro_batches * (pieces - 1)
-# +    return (stages - 1) / (chunks * micro_batches), 2 * micro_batches * pieces
-
-# %% [markdown]
-# So there are more sends, each as large as before, and each stage computes for a shorter time between two of them.
-# Whether that pays off depends on the links. Here are four virtual V100s with the GPT of 24 layers, once on one node
-# (NVLink) and once on four nodes with 25 Gbit/s Ethernet. Which number of chunks will be the fastest on the **slow**
-# network: 1, 2, 3, or 6? Guess.
-
-# %% nbgrader={"grade": false, "grade_id": "guess-chunks", "locked": false, "schema_version": 3, "solution": true, "task": false}
-### BEGIN SOLUTION
-guess_chunks = 2
-### END SOLUTION
+# **Configuring it.** DeepSpeed reads a JSON file. This is the one of both jobs:
 
 # %% tags=["explore"]
-CHUNKS = {chunks: "" if chunks == 1 else f"--num-layers-per-virtual-pipeline-stage {6 // chunks}"
-          for chunks in (1, 2, 3, 6)}
-SMALL_BATCH = GPT + "--global-batch-size 8 "
-fast = costs.of({f"{chunks} chunks": flags for chunks, flags in CHUNKS.items()},
-                SMALL_BATCH + "--gpus-per-node 4")
-
-# %% tags=["explore"]
-slow = costs.of({f"{chunks} chunks": flags for chunks, flags in CHUNKS.items()},
-                SMALL_BATCH + "--gpus-per-node 1 --virtual-network ethernet:25gbit")
-for chunks, one, other in zip(CHUNKS, fast, slow, strict=True):
-    print(f"{chunks} chunks, {interleaving(4, 8, chunks)[1]:3} sends: NVLink "
-          f"{one.milliseconds:.0f} ms, Ethernet {other.milliseconds:.0f} ms (virtual)")
-best = min(zip(slow, CHUNKS, strict=True), key=lambda pair: pair[0].milliseconds)
-check.compare("the best number of chunks on the slow network", guess_chunks, best[1])
+!cat code/examples/pipe_dream.json
 
 # %% [markdown]
-# On the fast link every additional chunk helps, a little less each time. On the slow one a few chunks help; with too
-# many, communication takes more time than the smaller bubble saves.
-
-# %% [markdown]
-# ### Exercise 12: interleave for the slow network
+# DeepSpeed creates the optimizer, clips the gradient, and asks the data loader for as many micro-batches as a step needs
+# (`gradient_accumulation_steps`), so all that the program calls is `engine.train_batch(batches)`. With a pipeline, ZeRO
+# works at stage 1 only, which shards the optimizer state. Stages 2 and 3 raise `ZeRO-2 and ZeRO-3 are incompatible with
+# pipeline parallelism`: they would have to reduce gradients, or gather parameters, in each of the $m$ passes of a step.
 #
-# Fill in `LAYOUT` for four nodes with one V100 each and 25 Gbit/s Ethernet: a pipeline of four stages that is
-# interleaved, but not with so many chunks that the sends take longer than what the smaller bubble saves. Use
-# `--num-layers-per-virtual-pipeline-stage`, the number of layers in one chunk. Where your table has almost equal times,
-# all of these numbers count: differences below 7% are smaller than the mean error of the modeled times.
-
-# %% nbgrader={"grade": false, "grade_id": "my-interleaving", "locked": false, "schema_version": 3, "solution": true, "task": false}
-%%writefile code/my_interleaving.sh
-#!/bin/bash
-#SBATCH --job-name=my_interleaving
-#SBATCH --nodes=4
-#SBATCH --ntasks-per-node=1
-#SBATCH --cpus-per-task=2
-#SBATCH --gpus-per-node=1
-#SBATCH --time=00:10:00
-#SBATCH --output=megatron/logs/%x_%j.txt
-set -euo pipefail
-
-export OMP_NUM_THREADS=1
-DATA=$LAB_HOME/data/GPT-2_assets
-MODEL="--fp16 --num-layers 24 --hidden-size 1024 --num-attention-heads 16 \
-       --seq-length 1024 --max-position-embeddings 1024"
-BATCH="--micro-batch-size 1 --global-batch-size 8 --train-iters 4 --lr 1.5e-4"
-### BEGIN SOLUTION
-LAYOUT="--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 3"
-### END SOLUTION
-TEXT="--data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json \
-      --merge-file $DATA/gpt2-merges.txt --split 949,50,1"
-MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
-
-srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
-    bash -c 'exec torchrun --node_rank "$SLURM_NODEID" "$@"' torchrun \
-    --nnodes 4 --nproc_per_node 1 --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT" \
-    "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" \
-    --device virtual:v100 --virtual-network ethernet:25gbit $MODEL $BATCH $LAYOUT $TEXT \
-    --log-interval 2 --eval-iters 0 "$@"
-
-# %% nbgrader={"grade": true, "grade_id": "my-interleaving-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
-script = check.script("code/my_interleaving.sh", only=[
-    "--pipeline-model-parallel-size", "--num-layers-per-virtual-pipeline-stage", "--schedule"])
-flags = script.flags
-check.that(flags.pipeline_model_parallel_size == 4,
-           "The pipeline has four stages here: --pipeline-model-parallel-size 4.")
-check.that(flags.chunks > 1 and flags.schedule == "interleaved",
-           "That is not interleaved. How many chunks does a stage have?")
-check.figures(script, "virtual:v100", network="ethernet:25gbit")
-check.that(flags.chunks <= 3, "It takes too long: this many chunks pay off on a fast link only. "
-           "What do the stages wait for?")
-
-# %% [raw] tags=["mutant"] answer="my-interleaving" hint="It takes too long"
-# -LAYOUT="--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 3"
-# +LAYOUT="--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 1"
-
-# %% [raw] tags=["mutant"] answer="my-interleaving" hint="not interleaved"
-# -LAYOUT="--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 3"
-# +LAYOUT="--pipeline-model-parallel-size 4"
-
-# %% [raw] tags=["mutant"] answer="my-interleaving" hint="This would go wrong"
-# -LAYOUT="--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 3"
-# +LAYOUT="--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 5"
-
-# %% [raw] tags=["mutant"] answer="my-interleaving" hint="--num-layers 12; the exercise uses 24"
-# -LAYOUT="--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 3"
-# +LAYOUT="--pipeline-model-parallel-size 4 --num-layers 12 --num-layers-per-virtual-pipeline-stage 1"
-
-# %% [raw] tags=["mutant"] answer="my-interleaving" hint="--ffn-hidden-size 1; the exercise uses 4096"
-# -LAYOUT="--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 3"
-# +LAYOUT="--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 1 --ffn-hidden-size 1"
-
-# %% [raw] tags=["mutant"] answer="my-interleaving" hint="has four stages here"
-# -LAYOUT="--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 3"
-# +LAYOUT="--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 6"
-
-# %% [markdown]
-# (The course's cluster has two nodes unless you start it with more, so `sbatch` rejects this job at once with
-# `Node count specification invalid`. The estimate does not need the nodes.)
-
-# %% [markdown]
-# ## Zero-bubble schedules
-#
-# A backward pass does two things. It computes the gradient of the **inputs** (`B`), which the previous stage
-# waits for. It also computes the gradient of the **weights** (`W`), which nothing waits for until the optimizer
-# step. **Zero-bubble** schedules ([Qi et al. 2023](https://arxiv.org/abs/2401.10241)) separate the two: they send
-# the first on at once, and compute the second when there is nothing else to do. Guess: what share of 1F1B's idle
-# time is left, if F, B, and W take the same time?
-
-# %% nbgrader={"grade": false, "grade_id": "guess-left", "locked": false, "schema_version": 3, "solution": true, "task": false}
-### BEGIN SOLUTION
-guess_left = 0.33
-### END SOLUTION
-
-# %% tags=["explore"]
-zero, usual = simulate(load("zb-h1", 4, 8)), simulate(load("1f1b", 4, 8))
-idle = [made.total - sum(made.busy) / len(made.busy) for made in (zero, usual)]
-check.compare("share of 1F1B's idle time", guess_left, idle[0] / idle[1])
-plots.pipeline(load("zb-h1", 4, 8), "Zero-bubble (ZB-H1)")
-
-# %% [markdown]
-# The hatched boxes fill the end of the pipeline, and the way back is shorter, because only B is on it. Peak
-# memory is that of 1F1B's first stage, now on every stage, because the tensors that W needs stay in memory. The
-# remaining bubble is at the beginning, where the first micro-batch fills the pipeline. The authors remove that,
-# too: with more forward passes at the start, in exchange for about twice the memory (ZB-H2), and with an
-# optimizer step that does not wait for all stages. The trainer has ZB-H1: `--schedule zb-h1`. **No schedule is
-# free: each trades idle time, memory, and communication for one another.**
-
-# %% tags=["explore"]
-for name in ("gpipe", "1f1b", "interleaved", "zb-h1"):
-    chunks = 2 if name == "interleaved" else 1
-    schedule = load(name, 4, 8, chunks)
-    idle, most = simulate(schedule).bubble_fraction, max(peak_live(schedule)) / chunks
-    print(f"{name:12} bubble {result(f'{idle:5.1%}')} of the time, at most {most:.1f} micro-batches "
-          "in flight on a stage")
-
-# %% [markdown]
 # ## Discuss
 #
-# 1. **The flush.** A colleague wants to train without one: "the bubble is 20 %, that is 20 % for free". What
-#    do you ask, and what do you try first?
-# 2. **More micro-batches.** With 1F1B the memory does not grow with their number, and the bubble shrinks. Why
-#    not use a thousand?
-# 3. **The best split.** `best_split` makes the slowest stage as fast as possible, and then the first stage
-#    runs out of memory. Why the first one, and how would you change the search?
-# 4. **Chunks or stages.** You have 16 GPUs and 48 layers. Compare 16 stages with 4 stages of 4 chunks each (and 4
-#    pipelines).
-
-# %% [markdown]
-# Your trainer does not run these schedules yet. See what it can do so far:
-
-# %% tags=["explore"] short={"!lab mytrainer": "!true"}
-!lab mytrainer
+# 1. **More micro-batches.** With 1F1B, memory does not grow with their number, and the bubble shrinks. Why not use a
+#    thousand?
+# 2. **Chunks or stages.** You have 16 GPUs and 48 layers. Compare 16 stages with 4 stages of 4 chunks each, in 4 replicas:
+#    bubble, memory, and what crosses which network.
+# 3. **Recompute where?** The first stage holds $p$ micro-batches, and the last one a single one. Which stages would you
+#    recompute on, and what does that do to the best split?
+# 4. **Unequal replicas.** One of two replicas has a slow GPU in its third stage. What does each of the other ranks wait for,
+#    and where would you see it in a profile?
 
 # %% [markdown]
 # ## Cleanup
 #
-# Cancel this lab's jobs in case they still run, and delete checkpoints, because they are large.
+# Keep `mytrainer/`: the next labs add to it.
 
 # %% tags=["explore"]
-!scancel --quiet {mine.job} {profile.job} {four.job} {two.job}
-!rm -rf megatron/timeline megatron/checkpoints/pp_two_nodes megatron/checkpoints/uneven_pipeline
+!rm -f megatron/logs/mine_pp_dp.txt megatron/logs/mine_tp_pp.txt megatron/logs/mine_interleaved.txt megatron/logs/reference_pp.txt
 !squeue
+!ls mytrainer
 
 # %% [markdown]
-# ## Summary
+# ## What you have built
 #
-# - Activation memory is what autograd saves from forward to backward. The operation decides how much, the schedule
-#   how long.
-# - 1F1B has GPipe's bubble, but at most as many micro-batches in flight as there are stages, whatever the batch.
-# - Without a flush, a backward pass must use its forward pass's weights, or its result is not a gradient. That takes
-#   weight versions: as many as stages (PipeDream), two (2BW), or one and a bubble (flush).
-# - All stages wait for the slowest one: profile, then split by time.
-# - Interleaving divides the bubble by the number of chunks and multiplies the sends; it pays off on fast links.
-# - The gradient of the weights, which nothing waits for, can fill the remaining bubble.
+# Six files: 1F1B and interleaved 1F1B, written from their properties; a prediction of a rank's peak memory under any
+# schedule; the best split that fits, exactly; a simulation that finds the network on which interleaving stops paying; and
+# the process groups of a whole cluster. Three things to remember:
+#
+# - 1F1B has GPipe's bubble, and at most $p - s$ micro-batches in flight on stage $s$, whatever $m$ is.
+# - The slowest stage sets the pace, and the first one the memory. Profile, then split, with the memory in the search.
+# - Interleaving divides the bubble by $v$, and multiplies the transfers. On a fast network it hides them better than 1F1B.
+#
+# Every schedule of this lab flushes the pipeline at the end of each step. [Lab 12](12_pipeline_3.ipynb) asks what happens
+# if it does not, and fills the rest of the bubble with gradients of weights.
 #
 # ## Read next
 #
-# - [Narayanan et al. 2019, PipeDream](https://doi.org/10.1145/3341301.3359646): 1F1B, weight stashing, and
-#   vertical sync.
-# - [Narayanan et al. 2021, Memory-Efficient Pipeline-Parallel DNN Training](https://arxiv.org/abs/2006.09503):
-#   PipeDream-Flush and 2BW.
-# - [Narayanan et al. 2021, Efficient Large-Scale Language Model Training on GPU Clusters Using
-#   Megatron-LM](https://arxiv.org/abs/2104.04473): interleaving, with measurements on up to 3,072 GPUs.
-# - [Qi et al. 2023, Zero Bubble Pipeline Parallelism](https://arxiv.org/abs/2401.10241): B and W apart, and
-#   schedules found by a solver.
-#
-# **To hand in:** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>); this file is what is graded. Your
-# scripts are in it.
+# - [Narayanan et al., 2021a](https://arxiv.org/abs/2006.09503), *Memory-efficient pipeline-parallel DNN training*:
+#   PipeDream-Flush, which everybody calls 1F1B, and its relatives without a flush.
+# - [Narayanan et al., 2021b](https://arxiv.org/abs/2104.04473), *Efficient large-scale language model training on GPU
+#   clusters*: interleaving, and how tensor, pipeline, and data parallelism fit together on 3,072 GPUs.
+# - [Megatron-LM's
+#   `schedules.py`](https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/pipeline_parallel/schedules.py): both
+#   schedules of this lab as loops that compute, send, and receive.
+# - [Llama Team, 2024](https://arxiv.org/abs/2407.21783), section 3.3.2: a pipeline of 16 stages whose number of micro-batches
+#   need not be divisible by it, and a first and a last stage with one layer less.
+# - [Lamy-Poirier, 2023](https://arxiv.org/abs/2211.05953), *Breadth-first pipeline parallelism*: which passes of which
+#   chunk should go first, and what that has to do with data parallelism.

@@ -26,7 +26,7 @@ from tests.labs.borrowed import BORROWED
 from tests.labs.test_labs import lab_of
 
 LABS = sorted(path.name for path in OUR_SOURCES.iterdir() if (path / f"{path.name}.ipynb").exists())
-GRADED = ("00_welcome", "11_pipeline_2", "13_eight_bits")
+GRADED = ("00_welcome", "11_pipeline_2", "13_eight_bits", "14_heterogeneous_clusters")
 PARTS = {"parts", "part"}  # tests/grader/run/test_parts.py grades those
 KIND = re.compile(r"check\.(\w+)\(")  # a call of a check
 

@@ -29,17 +29,16 @@ from lablib.executor import Stage
 """,
     },
     "11_pipeline_2": {
-        "one-f-one-b": SCHEDULES + """def one_f_one_b(stages, micro_batches):
-    return schedules.to_text(schedules.one_f_one_b(stages, micro_batches))""",
-        "live": GPT + """def live(schedule, stages, stage, micro_batches):
-    if schedule == "gpipe":
-        return micro_batches
-    return formulas.in_flight(stages, stage, micro_batches)""",
-        "interleaved": SCHEDULES + """def interleaved(stages, micro_batches, chunks):
-    return schedules.to_text(schedules.interleaved(stages, micro_batches, chunks))""",
-        "interleaving": GPT + """def interleaving(stages, micro_batches, chunks):
-    overhead = formulas.bubble_overhead(stages, micro_batches, chunks)
-    return overhead, 2 * micro_batches * (stages * chunks - 1)""",
+        "one-f-one-b": """%%writefile mytrainer/one_f_one_b.py
+import pipeline_schedules as schedules
+def one_f_one_b(stages, micro_batches):
+    made = schedules.to_text(schedules.one_f_one_b(stages, micro_batches))
+    return [text.split() for text in made]""",
+        "interleaved": """%%writefile mytrainer/interleaved.py
+import pipeline_schedules as schedules
+def interleaved(stages, micro_batches, chunks):
+    made = schedules.to_text(schedules.interleaved(stages, micro_batches, chunks))
+    return [text.split() for text in made]""",
     },
     "13_eight_bits": {
         "blocks": """%%writefile mytrainer/blocks.py

@@ -23,7 +23,6 @@ ANY_UNIT = r"ms|us|s|[KMGT]i?B|bytes|TFLOP/s|tokens|GPUs|steps|%"
 # What a run finds, and what it is.
 KNOWN = {
     ("05_mixed_precision", "percentage of kernel time on Tensor Cores"): "the MFU of another job",
-    ("11_pipeline_2", "share of 1F1B's idle time"): "a share of bytes",
     ("14_heterogeneous_clusters", "times as fast"): "milliseconds of a layer"}
 GUESSED = re.compile(r"^(.*): you guessed \S+, it is ([\d,.]+(?:e[+-]?\d+)?)$", re.MULTILINE)
 

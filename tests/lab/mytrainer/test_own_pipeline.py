@@ -40,10 +40,12 @@ STRESS = pytest.mark.stress
 
 @pytest.mark.parametrize(("model", "flags", "ranks", "rel"), [
     (LLAMA, PP2 + TP2 + "--schedule gpipe --sequence-parallel", 4, 1e-5),
-    (TIED, PP2 + "--schedule 1f1b", 4, 1e-5),
+    (TIED, PP2 + "--schedule 1f1b", 4, 1e-5), (LLAMA, PP2 + "--schedule zb-h1", 4, 1e-5),
     (LLAMA, PP2 + "--num-layers-per-virtual-pipeline-stage 1", 4, 1e-5),
     *(pytest.param(*one, marks=STRESS) for one in (
         (LLAMA, PP4 + "--schedule gpipe", 4, 1e-5),
+        (LLAMA, PP2 + TP2 + "--schedule zb-h1 --sequence-parallel", 4, 1e-5),
+        (LLAMA, PP4 + "--schedule zb-h2", 4, 1e-5),
         (TIED, PP4 + "--schedule 1f1b", 4, 1e-5),
         (TIED, PP2 + TP2, 4, 1e-5),
         (LLAMA, PP2 + "--balance 1-3 --recompute-granularity full --recompute-method uniform", 2,
@@ -51,8 +53,8 @@ STRESS = pytest.mark.stress
         (LLAMA, PP2 + ZERO, 4, 1e-5), (LLAMA, PP2 + "--bf16", 4, 3e-3)))])
 def test_losses_and_gradient_norms_are_the_trainers(
         my_trainer, student, dataset, right, model, flags, ranks, rel):
-    student.solve(*FILES, "p2p", "tied", "gpipe", "one_f_one_b", "interleaved", "ddp",
-                  "checkpointing", "states", "precision", "shards", "zero", "clipping")
+    student.solve(*FILES, "p2p", "tied", "gpipe", "one_f_one_b", "interleaved", "grid",
+                  "split_backward", "zero_bubble", "zero_bubble_2", "ddp", "checkpointing", "states", "precision", "shards", "zero", "clipping")
     run = my_trainer(f"{DEEP}{STEPS}{model}{GROUPS}--micro-batch-size 2 {dataset.flags} {flags}",
                      ranks)
     assert run.column("lm loss") == pytest.approx(right[model][0], rel=rel)

@@ -1,144 +1,132 @@
-# %% answer="max-pool" style="scatter"
-class MaxPool(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, size):
-        largest, place = x.view(-1, size).max(dim=1)  # place: 0 to size - 1, in each group
-        ctx.save_for_backward(place)
-        ctx.size = size
-        return largest
-
-    @staticmethod
-    def backward(ctx, gradient):
-        (place,) = ctx.saved_tensors
-        return gradient.new_zeros(len(place), ctx.size).scatter_(1, place[:, None], gradient[:, None]).flatten(), None
-
-# %% answer="max-pool" style="one-hot"
-class MaxPool(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, size):
-        largest, place = x.view(-1, size).max(dim=1)  # place: 0 to size - 1, in each group
-        ctx.save_for_backward(place)
-        ctx.size = size
-        return largest
-
-    @staticmethod
-    def backward(ctx, gradient):
-        (place,) = ctx.saved_tensors
-        return (torch.nn.functional.one_hot(place, ctx.size) * gradient.unsqueeze(-1)).view(-1), None
-
 # %% answer="one-f-one-b" style="a greedy simulation of one stage"
+%%writefile mytrainer/one_f_one_b.py
 def one_f_one_b(stages, micro_batches):
     plan = []
     for stage in range(stages):
-        words, f, b = [], 0, 0
+        actions, f, b = [], 0, 0
         while b < micro_batches:
             if f < micro_batches and f - b < stages - stage:
-                words.append(f"F{f}")
+                actions.append(f"F{f}")
                 f += 1
             else:
-                words.append(f"B{b}")
+                actions.append(f"B{b}")
                 b += 1
-        plan.append(words)
+        plan.append(actions)
     return plan
 
 # %% answer="one-f-one-b" style="slices and zip_longest"
+%%writefile mytrainer/one_f_one_b.py
+from itertools import chain, zip_longest
+
+
 def one_f_one_b(stages, micro_batches):
-    from itertools import chain, zip_longest
     F, B = ([f"{kind}{n}" for n in range(micro_batches)] for kind in "FB")
-    return [" ".join([*F[:stages - 1 - s],
-                      *filter(None, chain.from_iterable(zip_longest(F[stages - 1 - s:], B)))])
+    return [[*F[:stages - 1 - s], *filter(None, chain.from_iterable(zip_longest(F[stages - 1 - s:], B)))]
             for s in range(stages)]
 
-# %% answer="live" style="min of two, by a dictionary"
-def live(schedule, stages, stage, micro_batches):
-    return min(micro_batches, {"gpipe": micro_batches, "1f1b": stages - stage}[schedule])
+# %% answer="pipeline-memory" style="a dictionary of live tensors"
+%%writefile mytrainer/pipeline_memory.py
+def peak_bytes(program, saved, boundary, forward_extra, backward_extra):
+    live, peak = {}, 0
+    sends = {word.split()[1] for word in program if word.startswith("send")}
 
-# %% answer="stash" style="a class with a set of held versions"
-def stash(actions):
-    class Stage:
-        newest, used, most = 0, {}, 1
+    def look(more=0):
+        nonlocal peak
+        peak = max(peak, sum(live.values()) + more)
 
-        def run(self, word):
-            if word[0] == "F":
-                version = self.used[word[1:]] = self.newest
-            else:
-                version = self.used.pop(word[1:])
-                self.newest += 1
-            self.most = max(self.most, len({*self.used.values(), self.newest}))
-            return version
+    for item in program:
+        words = item.split()
+        if len(words) > 1:
+            if words[0] == "recv":
+                live["in", words[1]] = boundary
+            elif words[1][0] == "B":
+                del live["out", words[1]]
+            look()
+            continue
+        action, (number, _, chunk) = item, item[1:].partition(".")
+        chunk = int(chunk or "0")
+        if action in sends:
+            live["out", action] = boundary
+        if action[0] == "F":
+            live["saved", action] = saved[chunk]
+            look(forward_extra[chunk])
+        else:
+            look(backward_extra[chunk])
+            forward = "F" + action[1:]
+            for key in (("saved", forward), ("in", forward), ("out", forward), ("in", action)):
+                live.pop(key, None)
+    return peak
 
-    stage = Stage()
-    stage.used = {}
-    return list(map(stage.run, actions)), stage.most
-
-# %% answer="stage-memory" style="match"
-def stage_memory(policy, stages, stage, micro_batches, weights, activations):
-    behind = stages - stage
-    match policy:
-        case "gpipe":
-            copies, flying = 1, micro_batches
-        case "1f1b":
-            copies, flying = 1, behind
-        case "pipedream":
-            copies, flying = behind, behind
-        case "2bw":
-            copies, flying = 2, behind
-    return copies * weights + flying * activations
-
-# %% answer="best-split" style="bisection over the answer, and then greedy from the right"
-def best_split(times, stages):
-    sums = sorted({sum(times[a:b]) for a in range(len(times)) for b in range(a + 1, len(times) + 1)})
+# %% answer="split" style="bisection over the answer, and then as many parts as fit"
+%%writefile mytrainer/split.py
+def best_split(times, state, activations, capacity, micro_batches):
+    stages, n = len(capacity), len(times)
+    if n < stages:
+        raise ValueError("fewer parts than stages")
+    candidates = sorted({sum(times[a:b]) for a in range(n) for b in range(a + 1, n + 1)})
 
     def pack(limit):
-        split, load = [0], 0
-        for left, time in zip(range(len(times), 0, -1), times):
-            if split[-1] and (load + time > limit or left == stages - len(split)):
-                split.append(0)
-                load = 0
-            split[-1] += 1
-            load += time
-            if load > limit:
+        split, begin = [], 0
+        for stage, room in enumerate(capacity):
+            flying, count, left = min(stages - stage, micro_batches), 0, stages - stage - 1
+            while begin + count < n - left:
+                end = begin + count + 1
+                if sum(times[begin:end]) > limit:
+                    break
+                if sum(state[begin:end]) + flying * sum(activations[begin:end]) > room:
+                    break
+                count += 1
+            if not count:
                 return None
-        return split if len(split) == stages else None
+            split.append(count)
+            begin += count
+        return split if begin == n else None
 
-    return next(found for found in map(pack, sums) if found)
+    low, high, best = 0, len(candidates) - 1, None
+    while low <= high:
+        middle = (low + high) // 2
+        found = pack(candidates[middle])
+        if found is None:
+            low = middle + 1
+        else:
+            best, high = found, middle - 1
+    if best is None:
+        raise ValueError("too little memory")
+    return best
 
-# %% answer="best-split" style="recursion with a cache"
-def best_split(times, stages):
-    from functools import cache
+# %% answer="split" style="recursion with a cache"
+%%writefile mytrainer/split.py
+from functools import cache
+from math import inf
+
+
+def best_split(times, state, activations, capacity, micro_batches):
+    stages = len(capacity)
 
     @cache
-    def best(begin, left):
-        if left == 1:
-            return sum(times[begin:]), (len(times) - begin,)
-        options = []
-        for end in range(begin + 1, len(times) - left + 2):
-            rest, split = best(end, left - 1)
-            options.append((max(sum(times[begin:end]), rest), (end - begin, *split)))
-        return min(options)
+    def best(begin, stage):
+        if stage == stages:
+            return (0, ()) if begin == len(times) else (inf, ())
+        found, time, memory = (inf, ()), 0, 0
+        for end in range(begin + 1, len(times) - (stages - stage - 1) + 1):
+            time += times[end - 1]
+            memory += state[end - 1] + min(stages - stage, micro_batches) * activations[end - 1]
+            if memory > capacity[stage]:
+                break
+            rest, split = best(end, stage + 1)
+            found = min(found, (max(time, rest), (end - begin, *split)))
+        return found
 
-    return best(0, stages)[1]
-
-# %% answer="from-deepspeed" style="two counters by name"
-def from_deepspeed(commands):
-    from collections import defaultdict
-    from itertools import count
-    numbers = defaultdict(count)
-    return [f"{one[0]}{next(numbers[one[0]])}" for one in commands
-            if one.partition("(")[0] in ("ForwardPass", "BackwardPass")]
-
-# %% answer="batch-config" style="exact division by fractions"
-def batch_config(global_batch, micro_batch, ranks, stages):
-    from fractions import Fraction
-    steps = Fraction(global_batch * stages, micro_batch * ranks)
-    if steps.denominator != 1 or ranks % stages:
-        raise ValueError(f"{global_batch} samples are not a multiple of {micro_batch} x {ranks // stages}")
-    return dict(gradient_accumulation_steps=int(steps), train_micro_batch_size_per_gpu=micro_batch,
-                train_batch_size=global_batch)
+    slowest, split = best(0, 0)
+    if slowest == inf:
+        raise ValueError("no split")
+    return split
 
 # %% answer="interleaved" style="an order of all passes, as pairs"
+%%writefile mytrainer/interleaved.py
 def interleaved(stages, micro_batches, chunks):
     group = stages * chunks
+
     def word(kind, step):
         block, inside = divmod(step, group)
         chunk, offset = divmod(inside, stages)
@@ -152,71 +140,138 @@ def interleaved(stages, micro_batches, chunks):
             if warm + step < total:
                 words.append(word("F", warm + step))
             words.append(word("B", step))
-        plan.append(" ".join(words))
+        plan.append(words)
     return plan
 
-# %% answer="interleaving" style="sends counted one by one"
-def interleaving(stages, micro_batches, chunks):
-    sends = 0
-    for piece in range(stages * chunks):
-        for _ in range(micro_batches):
-            sends += (piece < stages * chunks - 1) + (piece > 0)
-    return (stages - 1) / (micro_batches * chunks), sends
+# %% answer="interleaved" style="as few passes ahead as an ideal network allows"
+%%writefile mytrainer/interleaved.py
+def interleaved(stages, micro_batches, chunks):
+    turns = [(first + k, c) for first in range(0, micro_batches, stages) for c in range(chunks) for k in range(stages)]
+    plan = []
+    for stage in range(stages):
+        ahead, actions = stages * chunks - stage - 1, []
+        for step in range(len(turns) + ahead):
+            if step < len(turns):
+                k, c = turns[step]
+                actions.append(f"F{k}.{c}" if c else f"F{k}")
+            if step >= ahead:
+                k, c = turns[step - ahead]
+                c = chunks - 1 - c
+                actions.append(f"B{k}.{c}" if c else f"B{k}")
+        plan.append(actions)
+    return plan
 
-# %% answer="my-balance" style="a loop over the stages"
-%%writefile code/my_balance.sh
-#!/bin/bash
-#SBATCH --job-name=my_balance
-#SBATCH --nodes=1
-#SBATCH --ntasks-per-node=1
-#SBATCH --cpus-per-task=4
-#SBATCH --gpus-per-node=4
-#SBATCH --time=00:10:00
-#SBATCH --output=megatron/logs/%x_%j.txt
-set -euo pipefail
+# %% answer="break-even" style="the longest path, and the secant method with bisection"
+%%writefile mytrainer/break_even.py
+from functools import cache
 
-export OMP_NUM_THREADS=1
-DATA=$LAB_HOME/data/GPT-2_assets
-MODEL="--fp16 --num-layers 12 --hidden-size 768 --num-attention-heads 12 \
-       --seq-length 1024 --max-position-embeddings 1024"
-BATCH="--micro-batch-size 4 --global-batch-size 32 --train-iters 4 --lr 1.5e-4"
-layers=(4 4 3 1)
-balance=$(IFS=-; echo "${layers[*]}")
-LAYOUT="--pipeline-model-parallel-size=${#layers[@]} --balance=$balance"
-TEXT="--data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json \
-      --merge-file $DATA/gpt2-merges.txt --split 949,50,1"
 
-srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 4 \
-    "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" \
-    --device virtual:v100 $MODEL $BATCH $LAYOUT $TEXT --log-interval 2 --eval-iters 0 "$@"
+def step_time(schedule, forward, backward, link):
+    stages = len(schedule)
+    place = {}
+    for stage, actions in enumerate(schedule):
+        for position, action in enumerate(actions):
+            number, _, chunk = action[1:].partition(".")
+            place[action[0], int(number), int(chunk or 0) * stages + stage] = stage, position
+    names = {where: what for what, where in place.items()}
+    parts = 1 + max(part for _, _, part in place)
+    chunks = parts // stages
+    ends = {}
 
-# %% answer="my-interleaving" style="a layout by arithmetic"
-%%writefile code/my_interleaving.sh
-#!/bin/bash
-#SBATCH --job-name=my_interleaving
-#SBATCH --nodes=4
-#SBATCH --ntasks-per-node=1
-#SBATCH --cpus-per-task=2
-#SBATCH --gpus-per-node=1
-#SBATCH --time=00:10:00
-#SBATCH --output=megatron/logs/%x_%j.txt
-set -euo pipefail
+    def ready(what):
+        kind, number, part = what
+        stage, position = place[what]
+        before = [] if position == 0 else [(names[stage, position - 1], 0)]
+        source = part - 1 if kind == "F" else part + 1
+        if 0 <= source < parts:
+            before.append(((kind, number, source), link if stages > 1 else 0))
+        return before
 
-export OMP_NUM_THREADS=1
-DATA=$LAB_HOME/data/GPT-2_assets
-MODEL="--fp16 --num-layers 24 --hidden-size 1024 --num-attention-heads 16 \
-       --seq-length 1024 --max-position-embeddings 1024"
-BATCH="--micro-batch-size 1 --global-batch-size 8 --train-iters 4 --lr 1.5e-4"
-LAYOUT="--pipeline-model-parallel-size=$SLURM_NNODES"
-LAYOUT+=" --num-layers-per-virtual-pipeline-stage=$((24 / SLURM_NNODES / 2))"
-TEXT="--data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json \
-      --merge-file $DATA/gpt2-merges.txt --split 949,50,1"
-MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
+    waiting = list(place)
+    while waiting:
+        later = []
+        for what in waiting:
+            before = ready(what)
+            if all(one in ends for one, _ in before):
+                length = (forward if what[0] == "F" else backward) / chunks
+                ends[what] = length + max((ends[one] + more for one, more in before), default=0)
+            else:
+                later.append(what)
+        waiting = later
+    return max(ends.values())
 
-srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
-    bash -c 'exec torchrun --node_rank "$SLURM_NODEID" "$@"' torchrun \
-    --nnodes 4 --nproc_per_node 1 --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT" \
-    "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" \
-    --device virtual:v100 --virtual-network ethernet:25gbit $MODEL $BATCH $LAYOUT $TEXT \
-    --log-interval 2 --eval-iters 0 "$@"
+
+def break_even(plain, chunked, forward, backward):
+    def gap(x):
+        return step_time(chunked, forward, backward, x) - step_time(plain, forward, backward, x)
+
+    a, b = 0, 1e-3 * (forward + backward)
+    while gap(b) < 0:
+        a, b = b, 1.5 * b
+    for _ in range(40):
+        c = 0.5 * (a + b)
+        if gap(c) >= 0:
+            b = c
+        else:
+            a = c
+    return b
+
+# %% answer="grid" style="an array of ranks"
+%%writefile mytrainer/grid.py
+import torch
+import torch.distributed as dist
+
+
+class Grid:
+    def __init__(self, tensor, pipeline):
+        world = dist.get_world_size()
+        if world % (tensor * pipeline) != 0:
+            raise ValueError(f"{world} ranks, {tensor} x {pipeline}")
+        ranks = torch.arange(world).view(pipeline, -1, tensor)  # [stage, replica, tensor]
+        me = dist.get_rank()
+        self.stages = pipeline
+        self.stage, self.replica, _ = (int(x) for x in (ranks == me).nonzero()[0])
+
+        def pick(rows):
+            mine = None
+            for row in rows.tolist():
+                group = dist.new_group(ranks=row)
+                mine = group if me in row else mine
+            return mine
+
+        self.tensor = pick(ranks.reshape(-1, tensor))
+        self.data = pick(ranks.transpose(1, 2).reshape(-1, ranks.shape[1]))
+        self.model = pick(ranks.transpose(0, 1).reshape(ranks.shape[1], -1))
+        lines = ranks.flatten(1).T
+        self.links = {}
+        for kind in ("F", "B"):
+            self.links[kind] = pick(lines)
+        self.ends = pick(lines[:, [0, -1]]) if pipeline > 1 else None
+
+# %% answer="grid" style="sets of ranks, in one loop"
+%%writefile mytrainer/grid.py
+import torch.distributed as dist
+
+
+class Grid:
+    def __init__(self, tensor, pipeline):
+        world, rank = dist.get_world_size(), dist.get_rank()
+        data, rest = divmod(world, tensor * pipeline)
+        if rest:
+            raise ValueError("the ranks do not form a grid")
+        axes = [(r % tensor, r // tensor % data, r // tensor // data) for r in range(world)]
+        self.stage, self.stages, self.replica = axes[rank][2], pipeline, axes[rank][1]
+        self.ends, self.links = None, {}
+        keys = {"tensor": (1, 2), "data": (0, 2), "model": (1,), "F": (0, 1), "B": (0, 1), "ends": (0, 1)}
+        for name, same in keys.items():
+            families = {}
+            for r in range(world):
+                if name != "ends" or (pipeline > 1 and axes[r][2] in (0, pipeline - 1)):
+                    families.setdefault(tuple(axes[r][a] for a in same), []).append(r)
+            for family in families.values():
+                group = dist.new_group(family)
+                if rank in family:
+                    if name in ("F", "B"):
+                        self.links[name] = group
+                    else:
+                        setattr(self, name, group)

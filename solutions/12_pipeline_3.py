@@ -48,7 +48,16 @@ check.mask("accelerate", "cluster_planner", "lab.mytrainer", "layout_estimator",
 import virtualgpu
 from labcore.colors import bad, good, result
 from lablib import jobs, plots, versions, zero_bubble
-from pipeline_schedules import Durations, Timeline, load, one_f_one_b, parse, peak_live, simulate, to_text
+from pipeline_schedules import (
+    Durations,
+    Timeline,
+    load,
+    one_f_one_b,
+    parse,
+    peak_live,
+    simulate,
+    to_text,
+)
 from pipeline_schedules.drawing import draw_beside
 from warmranks import RankError, run_ranks
 

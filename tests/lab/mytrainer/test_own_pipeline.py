@@ -54,7 +54,8 @@ STRESS = pytest.mark.stress
 def test_losses_and_gradient_norms_are_the_trainers(
         my_trainer, student, dataset, right, model, flags, ranks, rel):
     student.solve(*FILES, "p2p", "tied", "gpipe", "one_f_one_b", "interleaved", "grid",
-                  "split_backward", "zero_bubble", "zero_bubble_2", "ddp", "checkpointing", "states", "precision", "shards", "zero", "clipping")
+                  "split_backward", "zero_bubble", "zero_bubble_2", "ddp", "checkpointing",
+                  "states", "precision", "shards", "zero", "clipping")
     run = my_trainer(f"{DEEP}{STEPS}{model}{GROUPS}--micro-batch-size 2 {dataset.flags} {flags}",
                      ranks)
     assert run.column("lm loss") == pytest.approx(right[model][0], rel=rel)
@@ -112,8 +113,8 @@ REFUSED = [
     (LLAMA + "--hidden-dropout 0.1 --recompute-granularity full --recompute-method uniform",
      "with --hidden-dropout 0.1, a recomputed layer would have the masks of another micro-batch"),
     (LLAMA + "--balance 3-2", "--balance 3-2 adds up to 5 layers"),
-    ("--swiglu --group-query-attention", "--pipeline-model-parallel-size 2 trains mytrainer/llama.py, which is a Llama; "
-     "add --normalization RMSNorm --position-embedding-type rope --disable-bias-linear")]
+    ("--swiglu --group-query-attention", "--pipeline-model-parallel-size 2 trains "
+     "mytrainer/llama.py, which is a Llama; add --normalization RMSNorm --position-embedding-type rope --disable-bias-linear")]
 
 
 @pytest.mark.parametrize(("flags", "problem"), REFUSED)

@@ -46,6 +46,8 @@ check.mask("accelerate", "cluster_planner", "lab.mytrainer", "layout_estimator",
 
 # %% tags=["explore"]
 import virtualgpu
+from job_monitor import logs
+from lab.mytrainer import pieces, worked
 from labcore.colors import bad, good, result
 from lablib import jobs, plots, versions, zero_bubble
 from pipeline_schedules import (
@@ -2151,7 +2153,74 @@ with check.parts():
 # Where is the rest? The score compares with a bound that no schedule beats, but memory may put it out of reach. Look at
 # one case at a time: draw your schedule with `plots.pipeline`, find the longest wait, and ask which action would have
 # filled it, and why it was not ready. Chunks and V-shaped answers are allowed where `case["chunks"]` says so.
+
+# %% [markdown]
+# ## Your trainer on a thousand GPUs
 #
+# `--schedule zb-h1` makes your trainer use what you wrote in this sitting, with your executor of lab 10, the process
+# groups of lab 11, and the layers of lab 09. (If you skipped a lab, the next cell installs the course's files.) First, it
+# trains on two real nodes with two ranks each, and the losses must be those of one process:
+
+# %% tags=["explore"]
+for name in ("collectives", "ddp", "launch", "train", "precision", "checkpointing", "states", "saved", "tensor_parallel",
+             "heads", "vocabulary", "randomness", "llama", "grad_norm", "sequence_parallel", "stage", "llama_stage",
+             "pipeline", "program", "p2p", "tied", "grid"):
+    if not pieces.find(name).path.exists():
+        print("\n".join(worked.install_or_explain(pieces.find(name))))
+if "clip=" not in pieces.find("train").path.read_text():
+    print("\n".join(worked.install(pieces.find("new/train"), force=True)))
+
+# %% tags=["explore"] short={"--train-iters 10": "--train-iters 2"}
+TINY = ("--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 --swiglu "
+        "--normalization RMSNorm --position-embedding-type rope --group-query-attention --num-query-groups 2 "
+        "--untie-embeddings-and-output-weights --disable-bias-linear ")
+FLAGS = (TINY + "--device cpu --attention-dropout 0 --hidden-dropout 0 --micro-batch-size 1 --global-batch-size 8 "
+         "--train-iters 10 --lr 1e-3 --min-lr 1e-5 --lr-warmup-fraction 0.2 --lr-decay-style cosine --clip-grad 1.0 "
+         "--log-interval 1 --eval-iters 0 --split 949,50,1 --data-path data/bpe-4096/text_document "
+         "--vocab-file data/bpe-4096/vocab.json --merge-file data/bpe-4096/merges.txt ")
+!sbatch --output=megatron/logs/zero_bubble.txt code/my_trainer.sh {FLAGS} --schedule zb-h1 \
+    --pipeline-model-parallel-size 2 --tensor-model-parallel-size 2 --sequence-parallel
+!OMP_NUM_THREADS=1 python megatron/Megatron-LM/pretrain_gpt.py {FLAGS} > megatron/logs/reference_zero_bubble.txt
+
+# %% tags=["explore"]
+jobs.wait()
+reference, mine = (logs.read(f"megatron/logs/{name}.txt") for name in ("reference_zero_bubble", "zero_bubble"))
+assert mine.iterations, "Your job has failed. megatron/logs/zero_bubble.txt says why."
+norms = max(abs(yours.grad_norm / theirs.grad_norm - 1) for theirs, yours in zip(reference.iterations, mine.iterations, strict=True))
+losses = logs.loss_difference(reference, mine)
+print(f"the losses differ by at most {result(f'{losses:.1e}')}, gradient norms by {result(f'{norms:.1e}')}, relatively")
+assert losses < 1e-4, "One of your files trains differently from the reference. `lab mytrainer` tests each of them."
+assert norms < 1e-2, "The losses agree, and the gradient norms do not. Which gradients does your queue still hold?"
+
+# %% [markdown]
+# Now the same program runs on 1,024 virtual H100s: 32 replicas of a Llama of 16 layers, with the shape of Llama 3 8B, in
+# four stages of eight GPUs. One rank of each stage stands for the others. How long will a GPU be idle, as a share of the
+# step? You know the bubble of ZB-H1 for 4 stages and 8 micro-batches:
+
+# %% answer="guess-thousand"
+### BEGIN SOLUTION
+guess_thousand = 0.11
+### END SOLUTION
+
+# %% tags=["explore"] short={"--gpus h100:8 --nodes 128 --present auto": "--gpus h100:2", "--preset llama3-8b --num-layers 16": "{TINY}", "--tensor-model-parallel-size 8 --sequence-parallel --pipeline-model-parallel-size 4": "--pipeline-model-parallel-size 2", "--global-batch-size 256": "--global-batch-size 4"}
+!virtualrun --gpus h100:8 --nodes 128 --present auto code/my_trainer.py --device cuda --preset llama3-8b --num-layers 16 \
+    --bf16 --use-flash-attn --attention-dropout 0 --hidden-dropout 0 --schedule zb-h1 \
+    --tensor-model-parallel-size 8 --sequence-parallel --pipeline-model-parallel-size 4 \
+    --micro-batch-size 1 --global-batch-size 256 --train-iters 2 --lr 1e-4 --log-interval 1 --eval-iters 0 \
+    --timeline megatron/timeline/thousand --timeline-iteration 2 --data-path data/bpe-4096/text_document \
+    --vocab-file data/bpe-4096/vocab.json --merge-file data/bpe-4096/merges.txt 2>&1 | grep -E "virtual(run)?:|timeline of|error"
+
+# %% tags=["explore"]
+thousand = plots.timeline("megatron/timeline/thousand")
+check.compare("share of the step in which a GPU is idle (modeled)", guess_thousand, thousand.bubble_fraction)
+plots.pipeline("megatron/timeline/thousand", "Your Llama on 1,024 modeled H100s: one pipeline")
+
+# %% [markdown]
+# The figure shows what the formula leaves out. F, B, and W do not take the same time: with sequence parallelism, F and B
+# contain the collectives, and W contains none. The last stage also computes the logits and the loss. And each send crosses
+# nodes. Find the longest gray box, and explain it.
+
+# %% [markdown]
 # ## Discuss
 #
 # 1. **Clipping.** Your trainer clips gradients by their norm over the whole model. How would you do that in a pipeline
@@ -2179,6 +2248,7 @@ with check.parts():
 # contest.
 
 # %% tags=["explore"]
+!rm -rf megatron/timeline/thousand megatron/logs/zero_bubble.txt megatron/logs/reference_zero_bubble.txt
 !squeue
 !ls mytrainer contest/pipelines.py
 

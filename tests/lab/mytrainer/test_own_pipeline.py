@@ -114,7 +114,8 @@ REFUSED = [
      "with --hidden-dropout 0.1, a recomputed layer would have the masks of another micro-batch"),
     (LLAMA + "--balance 3-2", "--balance 3-2 adds up to 5 layers"),
     ("--swiglu --group-query-attention", "--pipeline-model-parallel-size 2 trains "
-     "mytrainer/llama.py, which is a Llama; add --normalization RMSNorm --position-embedding-type rope --disable-bias-linear")]
+     "mytrainer/llama.py, which is a Llama; add --normalization RMSNorm --position-embedding-type "
+     "rope --disable-bias-linear")]
 
 
 @pytest.mark.parametrize(("flags", "problem"), REFUSED)

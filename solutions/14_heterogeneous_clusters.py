@@ -1437,6 +1437,26 @@ mine = jobs.wait()
 # A run on six nodes of two kinds fails in more ways than one on a laptop, and many of them are silent. So before you leave
 # a job alone overnight, look at the four verdicts at the top: whether it runs, whether every GPU has a process, whether a
 # rank reported an error, and whether the job runs with *other settings* than you asked for.
+#
+# Your own executor of lab 10 runs a plan as well. It knows nothing of GPUs: where a stage takes longer, its neighbors wait
+# in their receives. Here is your Llama in the size of GPT-2 small, with two stages on these four virtual GPUs, split evenly
+# and as your functions suggest. (The next cell also installs the files of labs 09 to 11 that you lack.)
+
+# %% tags=["explore"] short={'("6-6", "4-8")': '("1-1",)', "{gain.MODEL}": "{gain.MODEL} --num-layers 2 --global-batch-size 8"}
+from lab.mytrainer import pieces, worked
+
+for name in ("train", "precision", "tensor_parallel", "heads", "vocabulary", "randomness", "llama", "grad_norm", "stage", "llama_stage",
+             "pipeline", "program", "p2p", "one_f_one_b"):
+    if not pieces.find(name).path.exists():
+        print("\n".join(worked.install_or_explain(pieces.find(name))))
+if "clip=" not in pieces.find("train").path.read_text():
+    print("\n".join(worked.install(pieces.find("new/train"), force=True)))
+
+llama = ("--swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear "
+         "--untie-embeddings-and-output-weights --bf16 --pipeline-model-parallel-size 2 --schedule 1f1b ")
+for balance in ("6-6", "4-8"):
+    step = gain.measure("a10:2,a100:2", alike=False, flags=f"--global-batch-size 64 {gain.MODEL} {llama} --micro-batch-size 4 --balance {balance}")
+    print(f"{balance:4} {1000 * step.seconds:.0f} ms per step, {step.tokens:,.0f} tokens/s (modeled)")
 
 # %% [markdown]
 # ## Your planner

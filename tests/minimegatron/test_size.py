@@ -18,7 +18,7 @@ FILES = sorted((CODE / "minimegatron").rglob("*.py"))
 # package's went up for sharded gradients and parameters, for checkpoints that load in another
 # layout and are saved while training goes on, for offloaded optimizer state, for tokenizers in
 # Hugging Face's format, and for generated text, whose three files no training run imports.
-LIMITS = {"The package has": 12_600, "The heart has": 3_210}
+LIMITS = {"The package has": 12_600, "The heart has": 3_250}
 FILE_LIMIT, FUNCTION_LIMIT = 500, 50
 FEWEST = 60
 SMALL = {  # why a file has fewer lines than that

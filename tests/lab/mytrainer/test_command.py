@@ -319,7 +319,7 @@ def test_bad_arguments(lab, text):
     assert (code, out) == (1, "") and err.startswith("lab: error: ") and "h999" in err
     code, _, err = lab("--force")
     assert (code, err) == (1, "lab: error: --force is only for --worked, which is not given\n")
-    code, _, err = lab("--worked", "dpp")
+    code, _, err = lab("--worked", "ddpp")
     assert code == 1 and err.endswith("nearest: ddp\n")
 
 

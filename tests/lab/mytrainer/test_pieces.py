@@ -59,7 +59,7 @@ def test_a_piece_is_found_by_its_name(name):
 
 
 @pytest.mark.parametrize(("name", "nearest"), [
-    ("dpp", "ddp"), ("zzz", ", ".join(pieces.PIECES))])
+    ("ddpp", "ddp"), ("zzz", ", ".join(pieces.PIECES))])
 def test_an_unknown_piece_has_a_nearest_name(name, nearest):
     with pytest.raises(LabError, match=f"{name}: no piece of mytrainer/ .*; nearest: {nearest}$"):
         pieces.find(name)

@@ -13,7 +13,7 @@ class LlamaStage(torch.nn.Module):
 
     Attributes:
         embedding: VocabParallelEmbedding, on the first stage only.
-        layers: torch.nn.ModuleDict of Layer, by the layer's number in the model as a string.
+        layers: contains a Layer for each number.
         norm, head: RMSNorm and VocabParallelEmbedding, on the last stage only.
     """
 

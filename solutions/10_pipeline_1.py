@@ -14,8 +14,9 @@
 # %% [markdown]
 # # Pipeline I: a model across GPUs, run by your own code
 #
-# Tensor parallelism ends where NVLink ends. A model that needs more GPUs than a node has is split between its layers
-# instead: the first layers on one node, the next ones on another. In this lab, you write the program that trains such a
+# Tensor parallelism ends where NVLink ends. ZeRO-3 (lab 08) reaches further, but gathers every parameter in each pass, and
+# that pays only while each GPU has many tokens. A model can also be split between its layers, the first ones on one node,
+# the next ones on another, with a single tensor to pass at each boundary. In this lab, you write the program that trains such a
 # model:
 #
 # - **First sitting, 75 minutes.** You split a training step in two, write GPipe's schedule, cut your Llama into stages,
@@ -398,25 +399,42 @@ with check.parts():
 #
 # The last stage returns the mean loss of a micro-batch over its tokens. One process would return the mean over all
 # tokens of the mini-batch. Tokens without a loss (padding, or a prompt) do not count in either of them, so micro-batches
-# of equal size may have different numbers of tokens that count. Every micro-batch has at least one here: the mean over no
-# tokens is 0/0, and a weight of 0 does not remove a NaN. Return the weight of each micro-batch:
+# of equal size may have different numbers of tokens that count. The denominator is the
+# number of tokens that count in the whole mini-batch, and with data parallelism, in the mini-batches of all replicas.
+#
+# In October 2024, [this mistake](https://huggingface.co/blog/gradient_accumulation) was found in the gradient accumulation of
+# widely used libraries, which had averaged the means. Write `micro_batches.py`:
 
 # %% answer="loss-weights"
+%%writefile mytrainer/micro_batches.py
+"""The weights of micro-batches."""
+
+
 def loss_weights(tokens):
     """Return a list with the weight of each micro-batch in the loss of the mini-batch.
 
     Args:
-        tokens: the number of tokens with a loss in each micro-batch, at least 1.
+        tokens: the number of tokens with a loss in each micro-batch; at least one has such tokens.
     """
     ### BEGIN SOLUTION
     return [count / sum(tokens) for count in tokens]
     ### END SOLUTION
 
+# %% tags=["driver"]
+def written_loss_weights(tokens):
+    """Return the weights of micro_batches.py."""
+    import runpy
+
+    import mytrainer.micro_batches as file
+
+    now = runpy.run_path(f"{file.__name__.replace('.', '/')}.py")  # the file as it is now
+    return now["loss_weights"](tokens)
+
 # %% check="loss-weights" points=2
 check.function(
-    loss_weights,
-    cases=[{"tokens": [2, 1, 1]}, {"tokens": [5]}, {"tokens": [2, 3, 7]}],
-    expected=[[0.5, 0.25, 0.25], [1.0], [1 / 6, 0.25, 7 / 12]],
+    written_loss_weights,
+    cases=[{"tokens": [2, 1, 1]}, {"tokens": [5]}, {"tokens": [0, 3, 9]}],
+    expected=[[0.5, 0.25, 0.25], [1.0], [0.0, 0.25, 0.75]],
     hints={
         "That is the mean over the micro-batches. Should one with few tokens count as much as one with many?":
             [[1 / 3, 1 / 3, 1 / 3], [1.0], [1 / 3, 1 / 3, 1 / 3]],
@@ -425,7 +443,7 @@ check.function(
         "The last stage has already divided by the micro-batch's own tokens.": [[0.25, 0.25, 0.25], [0.2], [1 / 12, 1 / 12, 1 / 12]],
     })
 ### BEGIN HIDDEN TESTS
-check.function(loss_weights, cases=check.draw(12, tokens=lambda dice: [dice.randint(1, 4096) for _ in range(dice.randint(1, 9))]),
+check.function(written_loss_weights, cases=check.draw(12, tokens=lambda dice: [dice.randint(1, 4096) for _ in range(dice.randint(1, 9))]),
                expected=lambda tokens: [count / sum(tokens) for count in tokens])
 ### END HIDDEN TESTS
 
@@ -613,8 +631,9 @@ if all_forwards:
 # first forward pass start, and when does its last backward pass end?
 #
 # There are two ways to put the idle time into a number. The **bubble fraction** divides it by the length of the whole
-# step. The **bubble overhead** divides it by the time that a stage is busy. Read papers with care: Narayanan et al.
-# ([2021](https://arxiv.org/abs/2104.04473), section 2.2) call the overhead the "bubble time fraction".
+# step. The **bubble overhead** divides it by the time that a stage is busy. Read papers with care: the GPipe paper (section
+# 2.3) calls our *fraction* the "bubble overhead", and Narayanan et al. ([2021](https://arxiv.org/abs/2104.04473), section
+# 2.2) call our *overhead* the "bubble time fraction".
 
 # %% [markdown]
 # ### Exercise 4: the bubble fraction
@@ -666,7 +685,7 @@ plots.bubbles(bubble)
 
 # %% [markdown]
 # Each line is a number of stages. What matters is the number of micro-batches *per stage*: with four times as many
-# micro-batches as stages, the bubble fraction is below a fifth.
+# micro-batches as stages, the bubble fraction is below a fifth. That is the GPipe paper's rule of thumb, too.
 
 # %% [markdown]
 # ## From a model to stages
@@ -677,7 +696,7 @@ plots.bubbles(bubble)
 # `nn.Sequential`. That has its price. Each layer then gets what the previous one returns, and nothing else. If the last
 # stage needs labels or a loss mask, or all blocks need an attention mask, these have to be part of that result. It
 # becomes a tuple that every layer takes and returns, and every boundary sends all of it. It may contain only tensors. A
-# matrix that two layers share fits into no sequence at all.
+# matrix that two layers share needs special support.
 #
 # Your stages take two arguments instead: the hidden states, which only the previous stage has, and the micro-batch,
 # which every rank can read from disk. So a boundary sends what nobody else knows, and no more.
@@ -693,8 +712,9 @@ plots.bubbles(bubble)
 # - A stage builds what it has, and nothing else. Building the whole model first and deleting the rest would need the
 #   memory that you do not have.
 # - A stage may be the first and the last one, and it may have no layers.
-# - The logits come from `region.columns`, as in `Llama`. The loss is a tensor without dimensions, and every micro-batch
-#   has tokens whose mask is 1.
+# - The logits come from `region.columns`, as in `Llama`. The loss is a tensor without dimensions.
+# - A micro-batch without any token that counts has a loss of 0, and its gradients are 0. Its weight is 0, but 0 times NaN
+#   is NaN.
 
 # %% answer="llama-stage"
 %%writefile mytrainer/llama_stage.py
@@ -753,7 +773,7 @@ class LlamaStage(torch.nn.Module):
             return x
         (logits,) = self.region.columns(self.norm(x), self.head)
         losses = cross_entropy(logits, data.labels, self.head.first, self.region)
-        return (losses * data.loss_mask).sum() / data.loss_mask.sum()
+        return (losses * data.loss_mask).sum() / data.loss_mask.sum().clamp(min=1)
         ### END SOLUTION
 
 # %% tags=["driver"]
@@ -883,11 +903,14 @@ with check.parts():
             0.1312673]]], [[[["embedding.weight"], ["head.weight", "layers.0.weight", "norm.weight"]],
             [["VocabParallelEmbedding"], ["Layer", "RMSNorm", "VocabParallelEmbedding"]], [3, 0], 1, [1.913091, -0.02658074,
             0.06303088, 0.5024216]]]]})
+        for run in check.ranks(llama_in_stages, ranks=1, cases=[{**CASES[0], "mask": [[0, 0], [0, 0], [0, 0]]}], expected=None):
+            check.that(not any(run.values[0][-1]), "In a micro-batch with no token that counts, the loss and its gradients are "
+                       f"{run.values[0][-1]}, and not 0.")
         ### BEGIN HIDDEN TESTS
         for split in ([[0, 1, 2]], [[0], [1], [2], [3, 4]]):
             for run in check.ranks(llama_in_stages, ranks=1, cases=[{"split": split, "seed": 3.0, **TEXT}], expected=None):
                 require_stages(run, split)
-        for split in ([[0, 1, 2]], [[0], [1], [2], [3, 4]]):
+        for split in ([[0, 1, 2]], [[0], [1], [2], [3, 4]], [[*range(8)], [8, 9, 10]]):
             names, built = names_of_stages(split)
             check.ranks(llama_in_stages, ranks=1, rel=1e-3, cases=check.draw(
                 1, split=[split], seed=check.between(0, 99), tokens=lambda dice: [[dice.randrange(7) for _ in range(3)] for _ in range(4)],
@@ -913,15 +936,19 @@ with check.parts():
 # +        self.layers = torch.nn.ModuleDict({str(number): Layer(shape, region) for number in range(shape.layers)})
 
 # %% [raw] mutant="llama-stage" hint="has dimensions"
-# -        return (losses * data.loss_mask).sum() / data.loss_mask.sum()
+# -        return (losses * data.loss_mask).sum() / data.loss_mask.sum().clamp(min=1)
 # +        return losses * data.loss_mask
 
+# %% [raw] mutant="llama-stage" hint="no token that counts"
+# -        return (losses * data.loss_mask).sum() / data.loss_mask.sum().clamp(min=1)
+# +        return (losses * data.loss_mask).sum() / data.loss_mask.sum()
+
 # %% [raw] mutant="llama-stage" hint="which of them count"
-# -        return (losses * data.loss_mask).sum() / data.loss_mask.sum()
+# -        return (losses * data.loss_mask).sum() / data.loss_mask.sum().clamp(min=1)
 # +        return losses.mean()
 
 # %% [raw] mutant="llama-stage" hint="count as zero"
-# -        return (losses * data.loss_mask).sum() / data.loss_mask.sum()
+# -        return (losses * data.loss_mask).sum() / data.loss_mask.sum().clamp(min=1)
 # +        return (losses * data.loss_mask).mean()
 
 # %% [raw] mutant="llama-stage" hint="need the last norm"
@@ -1407,8 +1434,9 @@ check.compare("change of stage 1's peak (modeled)", guess_memory, peaks[16][1] /
 #
 # GPipe therefore came with **activation checkpointing**: a stage saves only its *input* for each micro-batch, and
 # recomputes the rest just before the backward pass. That adds a third to the computation if a backward pass takes twice as
-# long as a forward pass, and it does not shrink the number of micro-batches in flight. Lab 11 finds a schedule that
-# does.
+# long as a forward pass, and it does not shrink the number of micro-batches in flight. But then a finer split
+# does save memory: of all micro-batches, only the inputs are stored, and the rest only for one at a time. Lab 11 finds a
+# schedule with fewer micro-batches in flight.
 #
 # **This is the end of the first sitting.**
 
@@ -1455,7 +1483,8 @@ except RanksDeadlock as deadlock:
 # until the receiver has posted a buffer, and the data go straight into it. That is how `dist.send` behaves with gloo, and
 # how NCCL's kernels behave once their small internal buffers are full. In an **eager** send, the library copies the data
 # into a buffer of its own and returns. MPI libraries do so for messages up to a size, their eager limit. So a program like
-# yours may run for weeks, and hang on the day when somebody doubles the hidden size. A correct program never relies on an
+# yours may run for weeks, and hang on the day when somebody doubles the hidden size. (With NCCL,
+# [this happened](https://github.com/pytorch/pytorch/issues/138074) at 64 MB.) A correct program never relies on an
 # eager send.
 #
 # There are two ways out: an order that works even if all sends block, or sends that do not block. You will write both,
@@ -1867,11 +1896,13 @@ blocking = simulated_and_modeled("BlockingLinks", FOUR)
 # The second is **order**. With gloo, a tag tells two messages between the same ranks apart. NCCL ignores tags: within a
 # communicator, the $n$-th send from A to B meets the $n$-th receive of B from A. With blocking sends, exercise 7 put all
 # transfers of two ranks into one order. If receives start early, hidden states and gradients overtake each other: with
-# several chunks, both kinds travel from A to B. So each kind gets a process group, and thus a communicator and a stream,
-# of its own. Within one kind, the order of the program remains.
+# several chunks, both kinds travel from A to B. So each kind gets a process group of its own, with its own communicators
+# and streams (PyTorch makes them [for each pair of ranks](https://github.com/pytorch/pytorch/issues/132852)). Within one kind,
+# the order of the program remains. And NCCL [wants](https://github.com/NVIDIA/nccl/issues/1174) operations on several
+# communicators in one order on all ranks, which is the order that exercise 7 gives them.
 #
-# A third way is `dist.batch_isend_irecv`, which hands NCCL a group of sends and receives that start together.
-# Megatron-LM uses it unless its transfers overlap with computation.
+# A third way is `dist.batch_isend_irecv`, which hands NCCL a group of sends and receives that start together. PyTorch's own
+# pipeline uses it, and Megatron-LM does unless its transfers overlap with computation.
 
 # %% [markdown]
 # ### Exercise 8: asynchronous links
@@ -1879,8 +1910,8 @@ blocking = simulated_and_modeled("BlockingLinks", FOUR)
 # Write `Links` in `p2p.py`. It replaces `BlockingLinks` in your executor, and nothing else changes.
 #
 # - `groups[kind]` is the process group for this kind of tensor; stages are numbered as in the group.
-# - The caller drops the tensor at once, so keep it until it has been sent. Drop it at the first `send` after that. Do not
-#   block to find out.
+# - The caller drops the tensor at once, so keep it until it has been sent. (A work object of PyTorch keeps its tensor, too,
+#   but not from being overwritten.) Drop it at the first `send` after that. Do not block to find out.
 
 # %% answer="p2p"
 %%writefile mytrainer/p2p.py
@@ -1961,9 +1992,9 @@ def two_kinds(hidden, gradient):
 
 
 def kept_tensors(count):
-    """Send a tensor from rank 0 to rank 1, which receives late.
+    """Send two tensors from rank 0 to rank 1, which receives late.
 
-    Return for rank 0 whether the tensor still exists before it is received, and after the next send.
+    Return for rank 0 whether each tensor still exists before it is received, and after the next send.
     """
     import weakref
 
@@ -1972,19 +2003,22 @@ def kept_tensors(count):
     links, rank = Links({kind: dist.new_group([0, 1]) for kind in "FB"}), dist.get_rank()
     alive = []
     if rank == 0:
-        tensor = torch.ones(count)
-        reference = weakref.ref(tensor)
-        links.send(tensor, 1, "F")
-        del tensor
-        alive.append(reference() is not None)
+        references = []
+        for _ in range(2):
+            tensor = torch.ones(count)
+            references.append(weakref.ref(tensor))
+            links.send(tensor, 1, "F")
+            del tensor
+        alive.append([one() is not None for one in references])
         for _ in range(2):
             dist.barrier()
         links.send(torch.ones(1), 1, "F")
-        alive.append(reference() is not None)
+        alive.append([one() is not None for one in references])
         links.finish()
     else:
         dist.barrier()
-        links.receive(torch.empty(count), 0, "F").wait()
+        for _ in range(2):
+            links.receive(torch.empty(count), 0, "F").wait()
         dist.barrier()
         slow = torch.eye(600)
         for _ in range(40):  # takes a while
@@ -2051,9 +2085,9 @@ with check.parts():
     with check.part(2, "keeps a tensor until it is sent, and no longer"):
         for run in check.ranks(kept_tensors, ranks=2, cases=[{"count": 1000}], expected=None):
             before, after = run.values[0]
-            check.that(before, "The caller has let go of a tensor that is still being sent, and so have the links: its memory may be "
-                       "overwritten.")
-            check.that(not after, "A tensor that was sent long ago is still in memory after the next send.")
+            check.that(all(before), "The caller has let go of a tensor that is still being sent, and so have the links: its memory may be "
+                       "overwritten. Several sends may be on their way at once.")
+            check.that(not any(after), "A tensor that was sent long ago is still in memory after the next send.")
             last, end = run.calls(1, "recv")[-1], run.calls(0, "barrier")[-1]
             check.that(end.order > last.order, "finish returns before the last tensor has been received.")
     with check.part(2, "overlaps with computation"):
@@ -2114,8 +2148,9 @@ with check.parts():
 # -            work.wait()
 
 # %% [raw] mutant="p2p" hint="its memory may be"
+# -        self.sent = [one for one in self.sent if not one[0].is_completed()]
 # -        self.sent.append((dist.isend(tensor, group_dst=stage, group=self.groups[kind]), tensor))
-# +        self.sent.append((dist.isend(tensor.clone(), group_dst=stage, group=self.groups[kind]), None))
+# +        self.sent = [(dist.isend(tensor, group_dst=stage, group=self.groups[kind]), tensor)]
 
 # %% [markdown]
 # Does it help? The same two schedules on the same four GPUs, with your links:
@@ -2287,7 +2322,7 @@ require_tied(check.ranks(tied_ends, ranks=3, rel=1e-5, cases=check.draw(
 # Each of the two ends contributes half of the square of the matrix's gradient, and the sum over all ranks counts it
 # once. If the copies' gradients were not added up first, the norm would be wrong even though every rank did its part.
 #
-# Untied matrices need none of this, which is one reason why recent large models do not tie them.
+# Untied matrices need none of this.
 
 # %% [markdown]
 # ## Unequal stages

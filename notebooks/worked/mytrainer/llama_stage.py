@@ -50,4 +50,4 @@ class LlamaStage(torch.nn.Module):
             return x
         (logits,) = self.region.columns(self.norm(x), self.head)
         losses = cross_entropy(logits, data.labels, self.head.first, self.region)
-        return (losses * data.loss_mask).sum() / data.loss_mask.sum()
+        return (losses * data.loss_mask).sum() / data.loss_mask.sum().clamp(min=1)

@@ -130,8 +130,8 @@ plots.pipeline("megatron/timeline/four_stages", "One batch, four stages")
 # has sent: `y.backward(grad)`.
 #
 # Soon, a batch will be split into **micro-batches** of a few samples, and several of them may be between their two passes
-# on the same stage. Such a micro-batch is **in flight**, and the stage holds all of its activations. So memory is freed only if a stage lets go of a micro-batch once its backward pass
-# is done.
+# on the same stage. Such a micro-batch is **in flight**, and the stage holds all of its activations. So memory is
+# freed only if a stage lets go of a micro-batch once its backward pass is done.
 
 # %% [markdown]
 # ### Exercise 1: a stage
@@ -1427,7 +1427,7 @@ check.compare("change of stage 1's peak (modeled)", guess_memory, peaks[16][1] /
 
 # %% [markdown]
 # Every stage holds the activations of **all** $m$ micro-batches at once, the whole mini-batch's. Splitting it four times as
-# finely saves only 14% of stage 1's peak, although the pipeline wants it split finely. What shrinks are the tensors of a
+# finely saves only 14% of stage 1's peak (modeled), although the pipeline wants it split finely. What shrinks are the tensors of a
 # single pass: a backward pass needs gradients of hidden states besides all that is in flight, and a smaller micro-batch
 # has smaller ones. Stage 0 needs less: it receives no hidden states, and nobody needs the gradient of its input. The last
 # stage needs more, because it also computes the loss.
@@ -2564,9 +2564,9 @@ for mode in ("never", "always", "except_last"):
     !{RUN} --chunks 4 --checkpoint {mode} | grep -o -E "loss.*norm [0-9.]*|^memory.*at most"
 
 # %% [markdown]
-# The loss is the same in all three, and the activations are not (they are counted tensor by tensor). The price are
-# forward passes that run twice: none with `never`, all four with `always`, and three with `except_last`. Their times are
-# omitted here: stages that share a few cores gain little.
+# The loss is the same in all three, and the activations are not (they are counted tensor by tensor). The price is
+# forward passes that run twice: none with `never`, all four with `always`, and three with `except_last`. The program
+# prints times, too, which this cell drops: on a few shared cores, one iteration's time is noise.
 #
 # In that program, the tied matrix is not on two stages, because a `Sequential` cannot share it. It travels from the
 # first layer to the last with every micro-batch, as a skip connection, and its gradient comes back alike. With a network,

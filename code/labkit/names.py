@@ -187,9 +187,9 @@ class _Walker:
                 self.imports[alias.asname or alias.name] = f"{module}.{alias.name}"
 
 
-def changed(tree: ast.Module, names: Names) -> Iterator[tuple[str, str]]:
-    """Yield each global name whose value is changed without a binding, and the code that changes
-    it: x[0] = 1, x.append(1), setattr(x, "y", 1).
+def changed(tree: ast.Module, names: Names) -> Iterator[tuple[str, str, bool]]:
+    """Yield each global name whose value is changed without a binding, the code that changes it,
+    and whether that is a method of the name itself: x[0] = 1, x.append(1), setattr(x, "y", 1).
 
     Args:
         tree: a whole cell.
@@ -208,7 +208,9 @@ def changed(tree: ast.Module, names: Names) -> Iterator[tuple[str, str]]:
         while isinstance(target, ast.Subscript | ast.Attribute):
             target = target.value
         if id(target) in read or getattr(target, "id", "") in names.imports:
-            yield target.id, ast.unparse(node)
+            yield target.id, ast.unparse(node), (isinstance(node, ast.Attribute)
+                                                 and isinstance(node.ctx, ast.Load)
+                                                 and node.value is target)
 
 
 def imported(tree: ast.Module | None) -> Iterator[str]:

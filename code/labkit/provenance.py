@@ -10,18 +10,21 @@ from __future__ import annotations
 import ast
 import hashlib
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+from labcore import workspace
 from labkit.cells import TAGGED, Code, Release, ReleasedCell, Role
 from labkit.names import changed
 
 TRUSTED = (Role.CHECK_SETUP, Role.CHECK)  # grading runs them apart from the student's code
 OWN = "a cell of your own"
 MOVE = "move it into your answer"
+STANDS_IN_FOR = "STANDS_IN_FOR"
 # The IDs that `lab build` gives to cells without a grade_id end with a digest of the source.
 BUILT_ID = re.compile(r"(?P<role>[a-z-]+)-(?P<digest>[0-9a-f]{8})(-\d+)?")
 
@@ -214,7 +217,9 @@ class Provenance:
                             "text from the cell: make the change there"] = None
 
     def _own_modules(self, modules: set[str], answers: set[str]) -> Iterator[str]:
-        """Yield the files in the workspace that are imported and that no answer writes."""
+        """Yield the files in the workspace that are imported, that no answer writes, and that no
+        module of the course stands in for while a check runs."""
+        answers = answers.union(*map(_stand_ins, modules)) if self.home is not None else answers
         for dotted in modules if self.home is not None else ():
             parts = dotted.split(".")
             for length in range(len(parts), 0, -1):
@@ -234,8 +239,10 @@ class Provenance:
                                    and place.cell.has_source(run.code.source)):
                 continue
             names = run.code.names
-            for name, text in changed(run.code.tree, names) if not run.code.path else ():
+            for name, text, is_call in changed(run.code.tree, names) if not run.code.path else ():
                 module = names.imports.get(name) or self._module(name)
+                if is_call and module in sys.modules:  # a module's function changes no list
+                    continue
                 if name in search.names or module.partition(".")[0] in roots:
                     search.problems[f"`{text}` in {place.where} changes `{name}`; grading will "
                                     "not have the change: make it in your answer"] = None
@@ -255,6 +262,19 @@ def _strings(code: Code) -> set[str]:
 
 def _is_imported(path: str, modules: set[str]) -> bool:
     return path.endswith(".py") and path.removesuffix(".py").replace("/", ".") in modules
+
+
+@cache
+def _stand_ins(dotted: str) -> frozenset[str]:
+    """Return the files that a module of the course takes the place of when a driver installs it.
+    It lists them as STANDS_IN_FOR, a tuple of paths."""
+    path = workspace.CHECKOUT / "code" / (dotted.replace(".", "/") + ".py")
+    if not path.is_file():
+        return frozenset()
+    return frozenset(text for statement in ast.parse(path.read_bytes()).body
+                     if isinstance(statement, ast.Assign)
+                     and ast.unparse(statement.targets[0]) == STANDS_IN_FOR
+                     for text in ast.literal_eval(statement.value))
 
 
 def _differs(path: Path, text: str) -> bool:

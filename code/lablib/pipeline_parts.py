@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
@@ -70,6 +71,30 @@ class Part(nn.Module):
 def projected_gradients(part: Part) -> list[float]:
     """Return one number for the gradient of each matrix."""
     return gradients(list(part.weights))
+
+
+def step(pipeline: Callable, links: object, programs: Sequence[Sequence[str]],
+         sizes: Sequence[int], layers: Sequence[int], seed: float, width: int) -> list:
+    """Run a step on the ranks of a pipeline; return the loss or None, and one number for the
+    gradient of each matrix.
+
+    Args:
+        pipeline: the student's class.
+        links: the student's.
+        programs: of all ranks.
+        sizes: samples of each micro-batch.
+        layers: of each chunk on this rank.
+        seed: of this rank's parameters; 100 more for each further chunk.
+        width: of the hidden states.
+    """
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    parts = [Part(chunk * ranks + rank, ranks * len(layers), count, width, seed + 100 * chunk)
+             for chunk, count in enumerate(layers)]
+    made = pipeline(parts, links, lambda one: torch.empty_like(one.x))
+    loss = made.run(programs[rank], micro_batches(sizes, width),
+                    [size / sum(sizes) for size in sizes])
+    return [None if loss is None else float(loss),
+            [one for part in parts for one in projected_gradients(part)]]
 
 
 class Recorder:

@@ -264,8 +264,8 @@ class BrokeredGroup(dist.ProcessGroup):
 
     # --- from one rank to another
 
-    def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> Work:
-        return self.begin("send", tensors, [], lambda parts: None, dst, tag)
+    def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> dist.Work:
+        return _Sent(self.begin("send", tensors, [], lambda parts: None, dst, tag), tensors)
 
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> Work:
         return self.begin("recv", [], tensors, lambda parts: fill(tensors, parts), src, tag)
@@ -406,6 +406,14 @@ class _Together(dist.Work):
 
     def get_future(self) -> torch.futures.Future:
         return torch.futures.collect_all([work.get_future() for work in self.works])
+
+
+class _Sent(_Together):
+    """The work handle of a send. It keeps its tensors, as torch's does, while the caller has it."""
+
+    def __init__(self, work: Work, tensors: list[torch.Tensor]) -> None:
+        super().__init__([work])
+        self.tensors = tensors
 
 
 # --- tensors as bytes

@@ -36,6 +36,10 @@ CELLS = {
     "file-driver": cell("def loaded():\n    from mytrainer import mine\n    return mine.x",
                         "file-driver", ["driver"]),
     "file-check": cell("check.function(loaded, [()], [1])", "file-check", grade=True),
+    "stand-in-driver": cell("def built():\n    from lablib import llama_parts\n"
+                            "    llama_parts.install()\n    from mytrainer import mine\n"
+                            "    return mine.x", "stand-in-driver", ["driver"]),
+    "stand-in-check": cell("check.function(built, [()], [1])", "stand-in-check", grade=True),
     "late": cell('raise NotImplementedError("Your turn: define late here")', "late",
                  solution=True),
 }
@@ -176,6 +180,26 @@ def test_files_are_compared_with_the_cells_that_write_them(release, tmp_path, ce
         (tmp_path / path).write_text(text)
     found = problems(release, "setup", *cells, check="file-check", home=tmp_path)
     assert [problem.startswith(said) for problem in found] == ([True] if said else [])
+
+
+@pytest.mark.parametrize(("module", "check", "is_named"), [
+    ("llama", "stand-in-check", False), ("other", "stand-in-check", True),
+    ("llama", "file-check", True)])
+def test_files_with_a_stand_in_are_not_named(release, tmp_path, module, check, is_named):
+    source = f"%%writefile mytrainer/mine.py\nfrom mytrainer import {module}\nx = 1"
+    (tmp_path / "mytrainer").mkdir()
+    (tmp_path / f"mytrainer/{module}.py").write_text("y = 1\n")
+    found = problems(release, "setup", ("file", source), check.replace("check", "driver"),
+                     check=check, home=tmp_path)
+    assert len(found) == is_named
+    assert all(f"`mytrainer/{module}.py` is a file of your own" in one for one in found)
+
+
+@pytest.mark.parametrize(("use", "is_named"), [
+    ("json.update(1)", False), ("json.update = 1", True), ("json.tool.update(1)", True)])
+def test_a_function_of_a_module_changes_nothing(release, use, is_named):
+    answer = ("batch", "import json\ndef batch(ranks):\n    return json.loads(ranks)")
+    assert len(problems(release, *RIGHT, answer, f"import json\n{use}")) == is_named
 
 
 @pytest.mark.parametrize("ids", [True, False])

@@ -129,6 +129,15 @@ def test_no_other_check_or_part_breaks_on_a_mutant(path, answer, home):
 
 
 @each_lab
+def test_no_check_needs_an_answer_below_it(path):
+    lab = lab_of(path)
+    late = {(check.grade_id, name) for place, check in enumerate(lab.cells)
+            if check.role is Role.CHECK for name in lab.answers_of(check)
+            if lab.cells.index(lab.answers[name]) > place}
+    assert not late
+
+
+@each_lab
 def test_no_answer_resembles_a_function_without_a_mask(path):
     assert similar(lab_of(path)) == []
 

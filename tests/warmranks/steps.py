@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import warnings
+import weakref
 
 import torch
 import torch.distributed as dist
@@ -193,3 +194,18 @@ def warns_and_prints():
         dist.broadcast(parameter, src=0)
     warnings.warn(f"the sum is {layer(torch.ones(2)).sum().backward()}", stacklevel=1)
     print("rank", dist.get_rank(), file=sys.stderr)
+
+
+def keeps_what_it_sends(_) -> list[bool]:
+    """Return on rank 0 whether a tensor exists while its send's work does, and afterwards."""
+    if dist.get_rank() == 1:
+        dist.recv(torch.empty(4), 0)
+        return []
+    tensor = torch.ones(4)
+    reference = weakref.ref(tensor)
+    work = dist.isend(tensor, 1)
+    del tensor
+    found = [reference() is not None]
+    work.wait()
+    del work
+    return [*found, reference() is not None]

@@ -23,6 +23,10 @@ def test_sends_and_receives_have_peers_bytes_and_an_order():
         assert one.flops == 0
 
 
+def test_the_work_of_a_send_keeps_its_tensor():
+    assert record_ranks(steps.keeps_what_it_sends, 2, None)[0].value == [True, False]
+
+
 def test_every_collective_is_recorded_with_its_group_and_root():
     records = record_ranks(steps.calls_everything, 3)
     whole, one, world = 24, 8, (0, 1, 2)

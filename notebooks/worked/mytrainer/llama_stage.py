@@ -13,7 +13,7 @@ class LlamaStage(torch.nn.Module):
 
     Attributes:
         embedding: VocabParallelEmbedding, on the first stage only.
-        layers: torch.nn.ModuleDict of Layer, by the layer's number in the model as a string.
+        layers: contains a Layer for each number.
         norm, head: RMSNorm and VocabParallelEmbedding, on the last stage only.
     """
 
@@ -50,4 +50,4 @@ class LlamaStage(torch.nn.Module):
             return x
         (logits,) = self.region.columns(self.norm(x), self.head)
         losses = cross_entropy(logits, data.labels, self.head.first, self.region)
-        return (losses * data.loss_mask).sum() / data.loss_mask.sum()
+        return (losses * data.loss_mask).sum() / data.loss_mask.sum().clamp(min=1)

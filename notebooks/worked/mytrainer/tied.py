@@ -12,7 +12,7 @@ class TiedEnds:
     """
 
     def __init__(self, weight, group):
-        """Give both ends the values of the first stage's parameter."""
+        """Give both ends the values of the first stage's parameter, and set its `copies` to the number that exist now."""
         self.weight, self.group = weight, group
         dist.broadcast(weight.data, group_src=0, group=group)
         weight.copies = 2 * getattr(weight, "copies", 1)

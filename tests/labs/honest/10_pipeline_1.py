@@ -58,6 +58,7 @@ class Stage:
             return held[0].grad.clone()
 
 # %% answer="loss-weights" style="numpy, as a list of floats"
+%%writefile mytrainer/micro_batches.py
 def loss_weights(tokens):
     import numpy as np
     counted = np.array(tokens, dtype=float)
@@ -110,7 +111,7 @@ class LlamaStage(nn.Module):
         logits = self.region.columns(self.norm(hidden), self.head)[0]
         loss = vocabulary.cross_entropy(logits, data.labels, self.head.first, self.region)
         mask = data.loss_mask.to(loss.dtype)
-        return torch.dot(loss.flatten(), mask.flatten()) / mask.sum()
+        return torch.dot(loss.flatten(), mask.flatten()) / max(1, mask.sum())
 
 # %% answer="pipeline" style="one loop with a method for each verb, and the loss from a list"
 %%writefile mytrainer/pipeline.py
@@ -236,6 +237,56 @@ def add_communication(schedule):
         raise ValueError("cannot run")
     return out
 
+# %% answer="program" style="each stage as far as it gets, so that receives come early"
+%%writefile mytrainer/program.py
+def parse(action):
+    number, _, chunk = action[1:].partition(".")
+    return action[0], int(number), int(chunk or 0)
+
+
+def spell(kind, number, chunk):
+    return f"{kind}{number}.{chunk}" if chunk else f"{kind}{number}"
+
+
+def consumer(stage, action, stages, chunks=1):
+    kind, number, chunk = parse(action)
+    part = chunk * stages + stage + {"F": 1, "B": -1}.get(kind, stages * chunks)
+    if not 0 <= part < stages * chunks:
+        return None
+    return part % stages, spell(kind, number, part // stages)
+
+
+def add_communication(schedule):
+    stages = len(schedule)
+    chunks = 1 + max(parse(action)[2] for actions in schedule for action in actions)
+    producers = {consumer(stage, action, stages, chunks): (stage, action) for stage, actions in enumerate(schedule) for action in actions}
+    programs, at, done = [[] for _ in schedule], [0] * stages, set()
+
+    def can(stage, action):
+        kind, number, chunk = parse(action)
+        before = {"F": [], "B": [(stage, spell("F", number, chunk))], "W": [(stage, spell("B", number, chunk))]}[kind]
+        if (stage, action) in producers:
+            before.append(producers[stage, action])
+        return all(one in done for one in before)
+
+    progress = True
+    while progress:
+        progress = False
+        for stage, actions in enumerate(schedule):
+            while at[stage] < len(actions) and can(stage, actions[at[stage]]):
+                action = actions[at[stage]]
+                at[stage] += 1
+                done.add((stage, action))
+                programs[stage].append(action)
+                target = consumer(stage, action, stages, chunks)
+                if target:
+                    programs[stage].append(f"send {action} to {target[0]}")
+                    programs[target[0]].append(f"recv {target[1]} from {stage}")
+                progress = True
+    if any(position < len(actions) for position, actions in zip(at, schedule)):
+        raise ValueError("stuck")
+    return programs
+
 # %% answer="p2p" style="batch_isend_irecv, and a deque"
 %%writefile mytrainer/p2p.py
 from collections import deque
@@ -264,6 +315,28 @@ class Links:
     def finish(self):
         while self.pending:
             self.pending.popleft()[1].wait()
+
+# %% answer="p2p" style="keeps the work objects only"
+%%writefile mytrainer/p2p.py
+import torch.distributed as dist
+
+
+class Links:
+    def __init__(self, groups):
+        self.groups, self.works = groups, []
+
+    def send(self, tensor, stage, kind):
+        for work in list(self.works):
+            if work.is_completed():
+                self.works.remove(work)
+        self.works += [dist.isend(tensor, group=self.groups[kind], group_dst=stage)]
+
+    def receive(self, tensor, stage, kind):
+        return dist.irecv(tensor, group=self.groups[kind], group_src=stage)
+
+    def finish(self):
+        while self.works:
+            self.works.pop(0).wait()
 
 # %% answer="tied" style="copies from the size of the group, and a sum in a clone"
 %%writefile mytrainer/tied.py

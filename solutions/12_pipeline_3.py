@@ -2164,7 +2164,7 @@ with check.parts():
 # %% tags=["explore"]
 for name in ("collectives", "ddp", "launch", "train", "precision", "checkpointing", "states", "saved", "tensor_parallel",
              "heads", "vocabulary", "randomness", "llama", "grad_norm", "sequence_parallel", "stage", "llama_stage",
-             "pipeline", "program", "p2p", "tied", "grid"):
+             "micro_batches", "pipeline", "program", "p2p", "tied", "grid"):
     if not pieces.find(name).path.exists():
         print("\n".join(worked.install_or_explain(pieces.find(name))))
 if "clip=" not in pieces.find("train").path.read_text():

@@ -1446,7 +1446,7 @@ mine = jobs.wait()
 from lab.mytrainer import pieces, worked
 
 for name in ("train", "precision", "tensor_parallel", "heads", "vocabulary", "randomness", "llama", "grad_norm", "stage", "llama_stage",
-             "pipeline", "program", "p2p", "one_f_one_b"):
+             "micro_batches", "pipeline", "program", "p2p", "one_f_one_b"):
     if not pieces.find(name).path.exists():
         print("\n".join(worked.install_or_explain(pieces.find(name))))
 if "clip=" not in pieces.find("train").path.read_text():

@@ -34,9 +34,10 @@ losses. Your files do the rest:
     sequence_parallel.py   splits the sequence outside of them, with --sequence-parallel
     tp_overlap.py     overlaps their all-reduces, with --async-tensor-model-parallel-allreduce
     pipeline.py       runs the stages of a pipeline, with --pipeline-model-parallel-size: the
-                      LlamaStage of llama_stage.py, in stage.py, with the sends and receives of
-                      program.py, which p2p.py makes asynchronous; tied.py keeps the two ends of a
-                      model equal, and grid.py creates the process groups
+                      LlamaStage of llama_stage.py, in stage.py, with the weights of
+                      micro_batches.py and the sends and receives of program.py, which p2p.py makes
+                      asynchronous; tied.py keeps the two ends of a model equal, and grid.py creates
+                      the process groups
     gpipe.py          orders the passes, with --schedule gpipe; one_f_one_b.py, interleaved.py,
                       zero_bubble.py, and zero_bubble_2.py are --schedule 1f1b, interleaved, zb-h1,
                       and zb-h2, of which the last two need split_backward.py

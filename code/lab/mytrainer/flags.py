@@ -50,7 +50,7 @@ LLAMA = {"swiglu": True, "normalization": "RMSNorm", "position_embedding_type": 
 # The files of every run of it.
 OWN_MODEL = ("tensor_parallel", "heads", "vocabulary", "randomness", "llama", "grad_norm")
 # The files of every pipeline, and the file and the function for each name of --schedule.
-STAGES = ("stage", "llama_stage", "program", "pipeline")
+STAGES = ("stage", "micro_batches", "llama_stage", "program", "pipeline")
 SCHEDULES = {"gpipe": ("gpipe", "gpipe"), "1f1b": ("one_f_one_b", "one_f_one_b"),
              "interleaved": ("interleaved", "interleaved"), "zb-h1": ("zero_bubble", "zb_h1"),
              "zb-h2": ("zero_bubble_2", "zb_h2")}
@@ -324,7 +324,9 @@ def _check_own_model(config: LoopConfig) -> None:
 def _refused_by_pipelines(config: LoopConfig) -> dict[str, str]:
     """Return what is refused with pipeline stages, and why, and so by any sharding but ZeRO-1."""
     refused = {"overlap_grad_reduce": "your executor runs all backward passes of a step in one "
-               "call", "ring_all_reduce": "your collectives.py uses the group of all ranks"}
+               "call", "eod_mask_loss": "pretrain_gpt.py gives all micro-batches the same weight, "
+               "and your micro_batches.py does not",
+               "ring_all_reduce": "your collectives.py uses the group of all ranks"}
     if config.hidden_dropout:
         refused["recompute_granularity"] = (
             f"with {_shown(config, 'hidden_dropout')}, a recomputed layer would have the masks of "

@@ -70,6 +70,8 @@ class OwnPipeline(OwnLlama):
         self.program = pieces.load("program").add_communication(words)[grid.pp.index]
         with default_group(world):
             self.timeline = Timeline(ctx, self.pipeline.stages) if config.timeline else None
+        tokens = [config.seq_length * config.micro_batch_size] * config.num_micro_batches
+        self.weights = pieces.load("micro_batches").loss_weights(tokens)
         self.anchor = torch.zeros((), device=ctx.device.torch_device, requires_grad=True)
         self.steps = 0
 
@@ -91,7 +93,7 @@ class OwnPipeline(OwnLlama):
         recorded = nullcontext() if self.timeline is None else self.timeline.step(self.steps)
         with default_group(self.world):
             with recorded:
-                loss = self.pipeline.run(self.program, data, [1 / len(data)] * len(data))
+                loss = self.pipeline.run(self.program, data, self.weights)
             # The last stage alone has a loss, and every rank logs it.
             loss = self.anchor.detach().clone() if loss is None else loss.detach().float()
             dist.all_reduce(loss, group=self.ctx.grid.links["F"])

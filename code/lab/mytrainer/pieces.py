@@ -106,6 +106,7 @@ PIECES = {piece.name: piece for piece in (
     Piece("grad_norm", "lab 09", ("clip_grad_norm",), "clipping of parts"),
     Piece("layer_memory", "lab 09", ("saved_bytes",), "layer memory"),
     Piece("stage", "lab 10", ("Stage",), "passes of a stage"),
+    Piece("micro_batches", "lab 10", ("loss_weights",), "weights of losses"),
     Piece("gpipe", "lab 10", ("one_by_one", "gpipe"), "GPipe"),
     Piece("llama_stage", "lab 10", ("LlamaStage",), "part of the model"),
     Piece("pipeline", "lab 10", ("BlockingLinks", "Pipeline"), "pipeline executor", (

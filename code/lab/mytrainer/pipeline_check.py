@@ -154,6 +154,12 @@ def test_stage(module: ModuleType) -> None:
                     f"{len(first.in_flight) + len(second.in_flight)} micro-batches")
 
 
+def test_micro_batches(module: ModuleType) -> None:
+    found = list(module.loss_weights([1, 0, 3]))
+    if found != [0.25, 0.0, 0.75]:
+        raise Wrong(f"loss_weights([1, 0, 3]) is {found} instead of [0.25, 0.0, 0.75]")
+
+
 def test_gpipe(module: ModuleType) -> None:
     """Compare both schedules with the course's, and run them."""
     require_like(module.gpipe(RANKS, len(SAMPLES)), "gpipe", "gpipe")

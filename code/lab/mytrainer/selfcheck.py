@@ -363,8 +363,8 @@ TESTS = {"collectives": single_process.test_collectives, "ddp": single_process.t
          "tp_overlap": tensor_check.test_tp_overlap, "grad_norm": tensor_check.test_grad_norm,
          "layer_memory": tensor_check.test_layer_memory,
          **{name: getattr(pipeline_check, f"test_{name}") for name in (
-             "stage", "gpipe", "llama_stage", "pipeline", "program", "p2p", "tied", "one_f_one_b",
-             "interleaved", "grid", "split", "break_even", "pipeline_memory", "weight_stash",
+             "stage", "micro_batches", "gpipe", "llama_stage", "pipeline", "program", "p2p",
+             "tied", "one_f_one_b", "interleaved", "grid", "split", "break_even", "pipeline_memory", "weight_stash",
              "synced_stash", "stash_recompute", "zero_bubble", "zero_bubble_2",
              "split_backward")},
          "delayed": test_delayed,

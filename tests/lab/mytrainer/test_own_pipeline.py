@@ -16,7 +16,7 @@ from tests.lab.mytrainer.test_own_model import GROUPS, LLAMA
 
 pytestmark = pytest.mark.slow
 
-FILES = (*LLAMA_FILES, "stage", "llama_stage", "program", "pipeline")
+FILES = (*LLAMA_FILES, "stage", "micro_batches", "llama_stage", "program", "pipeline")
 DEEP = MODEL.replace("--num-layers 2", "--num-layers 4")
 STEPS = TRAINING.replace("--train-iters 32", "--train-iters 4 --lr-decay-iters 32")
 TIED = LLAMA.replace("--untie-embeddings-and-output-weights ", "")

@@ -364,9 +364,9 @@ TESTS = {"collectives": single_process.test_collectives, "ddp": single_process.t
          "layer_memory": tensor_check.test_layer_memory,
          **{name: getattr(pipeline_check, f"test_{name}") for name in (
              "stage", "micro_batches", "gpipe", "llama_stage", "pipeline", "program", "p2p",
-             "tied", "one_f_one_b", "interleaved", "grid", "split", "break_even", "pipeline_memory", "weight_stash",
-             "synced_stash", "stash_recompute", "zero_bubble", "zero_bubble_2",
-             "split_backward")},
+             "tied", "one_f_one_b", "interleaved", "grid", "split", "break_even",
+             "pipeline_memory", "weight_stash", "synced_stash", "stash_recompute", "zero_bubble",
+             "zero_bubble_2", "split_backward")},
          "delayed": test_delayed,
          "amaxes": test_amaxes, "fp8": test_fp8, "blocks": test_blocks, "mx": test_mx,
          "new/train": single_process.test_new_train, "new/ddp": single_process.test_new_ddp}

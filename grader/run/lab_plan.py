@@ -365,5 +365,5 @@ def bound_by_answers(source: NotebookNode) -> frozenset[str]:
             except (SyntaxError, ValueError):  # a script
                 continue
             bindings = analyse(tree)
-            names |= {*bindings.binds, *(name for name, _ in changed(tree, bindings))}
+            names |= {*bindings.binds, *(name for name, *_ in changed(tree, bindings))}
     return frozenset(names)

@@ -1287,8 +1287,7 @@ plots.curves(fast, "time, in forward passes (simulated)", "loss", "Small GPT at 
 #
 # Two pairs differ mainly in staleness. Weight stashing and vertical sync make the same updates with the same samples, but
 # with vertical sync, the last stage, too, uses weights that are three updates old. 2BW and PipeDream-Flush both update
-# once per batch. 2BW makes more updates, and each of them is one step late. At the higher rate, this costs more than the
-# bubble.
+# once per batch. 2BW makes more updates, and each of them is one step late. Here, this costs more than the bubble.
 #
 # Do not conclude too much from one seed, and from the beginning of the training of a tiny model, whose weights change a
 # lot with every update. Narayanan et al. (2021) trained BERT and GPT models with 2BW, and report a similar final
@@ -1635,8 +1634,8 @@ with check.parts():
         FLOPS = {"flops": 8 * 6 * 4 * 4096 * 8 * 1024**2, "dtype": "bf16"}
         late = check.gpus(split_passes, {"actions": " ".join([f"F{k} B{k}" for k in range(8)] + [f"W{k}" for k in range(8)])}, "h100:1",
                           least=FLOPS)
-        check.that(late.peak_memory > 2, f"Only {late.peak_memory:.2f} GiB with eight micro-batches between B and W. Has B left "
-                   "anything for W to do?")
+        check.pass_mark(late.peak_memory, error=late.memory_error, above=2, hint=(
+            f"Only {late.peak_memory:.2f} GiB with eight micro-batches between B and W. Has B left anything for W to do?"))
         check.pass_mark(late.peak_memory, error=late.memory_error, below=3.3, hint=(
             f"{late.peak_memory:.2f} GiB with eight micro-batches between B and W. Which of the tensors in memory does W not read?"))
         soon = check.gpus(split_passes, {"actions": " ".join(f"F{k} B{k} W{k}" for k in range(8))}, "h100:1", least=FLOPS)

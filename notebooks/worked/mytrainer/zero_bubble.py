@@ -1,4 +1,4 @@
-"""ZB-H1 (Qi et al., 2023): weight gradients fill the pipeline's idle time, in the memory of 1F1B."""
+"""ZB-H1 (Qi et al., 2023): weight gradients fill idle time, and each stage takes the memory of 1F1B's first one."""
 
 
 def zb_h1(stages, micro_batches):

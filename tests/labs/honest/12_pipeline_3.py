@@ -271,35 +271,56 @@ def zb_h2(stages, micro_batches):
     return lists
 
 
-# %% answer="contest" style="the formulas of the lab, where they fit"
+# %% answer="contest" style="a clock that advances from event to event, and stages that may wait for a better action"
 %%writefile contest/pipelines.py
-def delayed(stages, count, room, first):
-    """ZB-like lists; stage s begins with first[s] forwards, and never has more than room[s] in flight."""
-    lists = []
-    for s in range(stages):
-        row, f, b, w = [], 0, 0, 0
-        while w < count:
-            want_f = f < count and f - w < room[s] and (f < first[s] or f - b < max(1, first[s]))
-            if want_f:
-                row.append(f"F{f}")
-                f += 1
-            elif b < f and (f - b >= first[s] or f == count or f - w >= room[s]):
-                if b > w and f - w >= room[s] and f - b < first[s]:
-                    row.append(f"W{w}")
-                    w += 1
-                else:
-                    row.append(f"B{b}")
-                    b += 1
-            else:
-                row.append(f"W{w}")
-                w += 1
-        lists.append(" ".join(row))
-    return lists
+import itertools
 
 
 def schedule(case):
-    stages, count = case["stages"], case["micro_batches"]
-    room = [min(count, int(cap / size + 1e-6)) for cap, size in zip(case["memory"], case["activation"])]
-    long = all(mine >= min(count, 2 * stages - 1) for mine in room)
-    first = [min(count, 2 * (stages - s) - 1 if long else stages - s, room[s]) for s in range(stages)]
-    return delayed(stages, count, room, first)
+    tries = [advance(case, *options) for options in itertools.product((1, 2, 99), (False, True))]
+    return min(tries)[1]
+
+
+def advance(case, slope, wait):
+    p, m = case["stages"], case["micro_batches"]
+    cost = {"F": case["forward"], "B": case["backward"], "W": case["weight"]}
+    end, busy, rows = {}, [0.0] * p, [[] for _ in range(p)]
+    count = [{"F": 0, "B": 0, "W": 0} for _ in range(p)]
+    now, left = 0.0, 3 * m * p
+
+    def arrival(kind, s):
+        k = count[s][kind]
+        if k == m:
+            return float("inf")
+        if kind == "F":
+            c = count[s]
+            if (k - c["W"] + 1) * case["activation"][s] > case["memory"][s] + 1e-6 or k - c["B"] > slope * (p - 1 - s):
+                return float("inf")
+            return 0.0 if s == 0 else end.get(("F", s - 1, k), float("inf")) + case["link"]
+        if kind == "W":
+            return end.get(("B", s, k), float("inf"))
+        return end.get(("F", s, k), float("inf")) if s == p - 1 else end.get(("B", s + 1, k), float("inf")) + case["link"]
+
+    while left:
+        following = [float("inf")]
+        for s in range(p):
+            if busy[s] > now + 1e-9:
+                following.append(busy[s])
+                continue
+            at = {kind: arrival(kind, s) for kind in "BFW"}
+            ready = [kind for kind in "BFW" if at[kind] <= now + 1e-9]
+            soon = min(at["B"], at["F"])
+            if ready == ["W"] and wait and soon < now + cost["W"][s] * 0.75:
+                ready = []
+            if not ready:
+                following += [t for t in at.values() if t > now + 1e-9]
+                continue
+            kind = ready[0]
+            k = count[s][kind]
+            count[s][kind] += 1
+            end[kind, s, k] = busy[s] = now + cost[kind][s]
+            rows[s].append(f"{kind}{k}")
+            left -= 1
+            following.append(busy[s])
+        now = min(following)
+    return max(busy), [" ".join(row) for row in rows]

@@ -322,7 +322,7 @@ with check.parts():
 
 # %% [raw] mutant="one-f-one-b" hint="who waits for whom"
 # -        schedule.append(actions)
-# +        schedule.append(actions[:len(actions) - ahead] + actions[len(actions) - ahead:][::-1])
+# +        schedule.append([*actions[:-2], *reversed(actions[-2:])] if stage == 0 < ahead else actions)
 
 # %% [raw] mutant="one-f-one-b" hint="Count the passes of every stage"
 # -            actions.append(f"B{k}")

@@ -230,7 +230,7 @@ def main() -> None:
     engine, *_ = deepspeed.initialize(model=module, config=config,
                                       model_parameters=[*module.parameters()])
     if rank == 0:
-        sizes = [stop - start for start, stop in itertools.pairwise(module.parts)]
+        sizes = [int(stop - start) for start, stop in itertools.pairwise(module.parts)]
         emit(f"DeepSpeed: balance {sizes}, {engine.gradient_accumulation_steps()} micro-batches of "
              f"{engine.train_micro_batch_size_per_gpu()} x {run.seq_length} tokens")
         show(deepspeed_schedule(stages, engine.gradient_accumulation_steps()))

@@ -259,15 +259,21 @@ def parts_of(flags: str) -> list[dict[str, float]]:
     from layout_estimator.requests import estimate, read_flags
 
     config = read_flags(flags.split())
-    plan = estimate([*flags.split(), "--num-layers", "1", "--pipeline-model-parallel-size", "3",
-                     "--world-size", "3", "--balance", "0-1-0", "--global-batch-size",
-                     str(config.micro_batch_size)])
+
+    def plan_of(count: int) -> Any:
+        return estimate([*flags.split(), "--num-layers", str(count), "--world-size", "3",
+                         "--pipeline-model-parallel-size", "3", "--balance", f"0-{count}-0",
+                         "--global-batch-size", str(config.micro_batch_size)])
+
+    plan, more = plan_of(1), plan_of(2)
     first, layer, last = (
         {"ms": 1000 * (forward + backward),
          "state": (memory.weights + memory.gradients + memory.optimizer) / 2**30,
          "activations": memory.activations / 2**30}
         for forward, backward, memory in zip(plan.estimate.forward, plan.estimate.backward,
                                              plan.plan.memory, strict=True))
+    # The difference of two layer counts leaves out what a stage needs only once, while a pass runs.
+    layer["activations"] = more.plan.memory[1].activations / 2**30 - layer["activations"]
     return [first, *[layer] * config.num_layers, last]
 
 

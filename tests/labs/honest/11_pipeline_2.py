@@ -122,6 +122,30 @@ def best_split(times, state, activations, capacity, micro_batches):
         raise ValueError("no split")
     return split
 
+# %% answer="split" style="dynamic programming from the end, and an array as the result"
+%%writefile mytrainer/split.py
+import numpy as np
+
+
+def best_split(times, state, activations, capacity, micro_batches):
+    n, p = len(times), len(capacity)
+    t, s, a = (np.concatenate([[0], np.cumsum(x)]) for x in (times, state, activations))
+    slowest, first = np.full((p + 1, n + 1), np.inf), np.zeros((p, n + 1), dtype=int)
+    slowest[p, n] = 0
+    for k in reversed(range(p)):
+        for i in range(n):
+            ends = np.arange(i + 1, n + 1)
+            fits = s[ends] - s[i] + min(p - k, micro_batches) * (a[ends] - a[i]) <= capacity[k]
+            cost = np.where(fits, np.maximum(t[ends] - t[i], slowest[k + 1, ends]), np.inf)
+            slowest[k, i], first[k, i] = cost.min(), cost.argmin() + 1
+    if slowest[0, 0] == np.inf:
+        raise ValueError("nothing fits")
+    split, i = np.zeros(p, dtype=int), 0
+    for k in range(p):
+        split[k] = first[k, i]
+        i += split[k]
+    return split
+
 # %% answer="interleaved" style="an order of all passes, as pairs"
 %%writefile mytrainer/interleaved.py
 def interleaved(stages, micro_batches, chunks):

@@ -64,12 +64,14 @@ jobs.connect()
 # version of each file that you lack:
 
 # %% tags=["explore"]
-NEEDED = ("collectives", "ddp", "launch", "train", "precision", "checkpointing", "tensor_parallel", "heads", "vocabulary",
-          "randomness", "llama", "sequence_parallel", "grad_norm", "stage", "gpipe", "program", "pipeline", "p2p", "tied",
-          "llama_stage")
+NEEDED = ("collectives", "ddp", "launch", "train", "precision", "checkpointing", "states", "tensor_parallel", "heads",
+          "vocabulary", "randomness", "llama", "sequence_parallel", "grad_norm", "stage", "micro_batches", "gpipe", "program",
+          "pipeline", "p2p", "tied", "llama_stage")
 for name in NEEDED:
-    if name in pieces.PIECES and not pieces.find(name).path.exists():
+    if not pieces.find(name).path.exists():
         print("\n".join(worked.install_or_explain(pieces.find(name))))
+if "clip=" not in pieces.find("train").path.read_text():
+    print("\n".join(worked.install(pieces.find("new/train"), force=True)))
 
 # %% [markdown]
 # ## When more micro-batches do not fit

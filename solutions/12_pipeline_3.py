@@ -1994,7 +1994,7 @@ check.schedule(zb_h2_schedule, on_rank=True,
 
 # %% tags=["explore"]
 h2 = zb_h2_schedule(4, 12)
-draw_beside({"ZB-H1": simulate(parse(zb_h1_schedule(4, 12))), "ZB-H2": simulate(parse(h2))}, "", True)
+draw_beside({"ZB-H1": simulate(parse(zb_h1_schedule(4, 8))), "ZB-H2": simulate(parse(zb_h2_schedule(4, 8)))}, "", True)
 
 # %% [markdown]
 # ZB-H2 is a parallelogram: no stage waits, but each begins one F after the previous one, and ends later. That is idle
@@ -2026,11 +2026,12 @@ for name, schedule in {"ZB-H1": zb_h1_schedule(4, 12), "ZB-H2": h2}.items():
 # **ZBV** (Qi et al., 2023, section 6, and [2024](https://arxiv.org/abs/2405.15362)) has no bubble in the sense of ZB-H2 if F,
 # B, and W take the same time, and each stage takes the memory that the first one of 1F1B takes. **DualPipe**, of DeepSeek-V3
 # ([DeepSeek-AI, 2024](https://arxiv.org/abs/2412.19437)), sends micro-batches in from both ends, so every parameter is held
-# twice. **DualPipeV** is DualPipe cut in half, which needs only one copy. Its steady state pairs the forward pass of one chunk with the backward pass of the other, so that the
-# computation of one hides the all-to-all of the other.
+# twice. **DualPipeV** is DualPipe cut in half, which needs only one copy. Its steady state pairs the forward pass of one
+# chunk with the backward pass of the other, so that the computation of one hides the all-to-all of the other. Here are both
+# with three stages and six micro-batches:
 
 # %% tags=["explore"]
-draw_beside({name: simulate(load(name, 4, 8)) for name in ("zbv", "dualpipev")}, "", True)
+draw_beside({name: simulate(load(name, 3, 6)) for name in ("zbv", "dualpipev")}, "")
 
 # %% tags=["explore"]
 for name in ("1f1b", "interleaved", "zb-h1", "zb-h2", "zbv", "dualpipev"):

@@ -57,7 +57,7 @@ def test_a_class_from_files_to_a_table_killed_in_between(course, contest, submit
         assert not any(one.kind for one in attempt.outcomes)
         assert "SECRET" not in json.dumps([vars(one) for one in attempt.outcomes])
     done = run(course, "contest", "table", contest.name, "--pseudonyms", "--to", "public")
-    assert "5 students and 5 ghosts" in done.stdout
+    assert "5 students and 8 ghosts" in done.stdout
     named = secret.pseudonyms(course, ["ada", "eve"])
     shown = "".join(path.read_text() for path in (course.root / "public").iterdir())
     assert named["ada"] in shown and "SECRET" not in shown and "12 error" in shown
@@ -94,6 +94,6 @@ def test_students_have_the_names_of_the_roster(course, contest, submit, monkeypa
 def test_a_table_can_be_made_before_anybody_submitted(course, contest, monkeypatch, capsys):
     monkeypatch.setenv("LAB_COURSE", str(course.root))
     assert cli.main(["contest", "table", contest.name]) == 0
-    assert "0 students and 5 ghosts" in capsys.readouterr().out
+    assert "0 students and 8 ghosts" in capsys.readouterr().out
     html = (attempts.results(course, contest) / "pipelines.html").read_text()
     assert "1F1B (ghost)" in html

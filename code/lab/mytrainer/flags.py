@@ -322,7 +322,7 @@ def _check_own_model(config: LoopConfig) -> None:
 
 
 def _refused_by_pipelines(config: LoopConfig) -> dict[str, str]:
-    """Return what is refused with pipeline stages, and why, and so by any sharding but ZeRO-1."""
+    """Return the flags that cannot be combined with pipeline stages, each with the reason."""
     refused = {"overlap_grad_reduce": "your executor runs all backward passes of a step in one "
                "call", "eod_mask_loss": "pretrain_gpt.py gives all micro-batches the same weight, "
                "and your micro_batches.py does not",

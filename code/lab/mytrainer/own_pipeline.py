@@ -168,12 +168,11 @@ def schedule_of(config: LoopConfig) -> Schedule:
             source = f"mytrainer/{piece}.py"
             more = [config.chunks] if config.schedule == "interleaved" else []
             made = getattr(pieces.load(piece), function)(stages, micro_batches, *more)
-            schedule = parse([list(actions) if not isinstance(actions, str) else actions
-                              for actions in made], source)
+            schedule = parse(made, source)
         else:
             source = f"--schedule {config.schedule}"
             schedule = load(config.schedule, *sizes.values())
-        check(schedule, **sizes, source=source)
+        check(schedule, **sizes, v_shaped=False, source=source)
     except ScheduleError as error:
         raise UserError(str(error)) from error
     return schedule

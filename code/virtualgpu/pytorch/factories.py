@@ -37,7 +37,8 @@ def install(gpu: CudaGpu) -> None:
     Unknown.tensor = functools.partial(_unknown, gpu)
     torch.tensor = _of_unknown(torch.tensor)
     torch.device = _device_type(torch.device)
-    torch.nn.init._no_grad_trunc_normal_ = _drawn_once(torch.nn.init._no_grad_trunc_normal_)
+    torch.nn.init._no_grad_trunc_normal_ = _drawn_once(gpu,
+                                                       torch.nn.init._no_grad_trunc_normal_)
     generator = torch.Generator
 
     class Generator(generator):
@@ -144,15 +145,16 @@ def _by_argument(gpu: CudaGpu, function):
     return make
 
 
-def _drawn_once(function):
-    """Draw a truncated normal distribution once, if it would be redrawn until all values fit.
+def _drawn_once(gpu: CudaGpu, function):
+    """Draw a truncated normal distribution once where torch would redraw until all values fit.
 
-    Most values fit (95% within two standard deviations), and a GPU's step does not depend on them.
+    The values were not computed, so no time depends on them; the report lists the assumption.
     """
     def draw(tensor, mean, std, *args, generator=None):
         try:
             return function(tensor, mean, std, *args, generator=generator)
         except NoValue:
+            gpu.assumptions.note_here("values that trunc_normal_ draws fit at once")
             with torch.no_grad():
                 return tensor.normal_(mean, std, generator=generator)
 

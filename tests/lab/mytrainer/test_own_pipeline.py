@@ -1,5 +1,6 @@
 """The files of labs 10 to 12 in my_trainer.py: what they compute, and what they need."""
 
+import json
 import re
 import shlex
 
@@ -9,7 +10,7 @@ from lab.mytrainer import flags as ours
 from lab.mytrainer import selfcheck
 from lab.mytrainer.pieces import PIECES
 from minimegatron.errors import UserError
-from pipeline_schedules import Action, timeline_of
+from pipeline_schedules import Action, timeline_of, to_text, zbv
 from tests.lab.mytrainer.conftest import MODEL, TRAINING
 from tests.lab.mytrainer.test_own_model import FILES as LLAMA_FILES
 from tests.lab.mytrainer.test_own_model import GROUPS, LLAMA
@@ -99,6 +100,16 @@ def test_a_schedule_that_cannot_run_is_refused(my_trainer, student, dataset):
     run = my_trainer(f"{DEEP}{STEPS}{LLAMA}{GROUPS}--micro-batch-size 2 {dataset.flags} {PP2}"
                      "--schedule gpipe", 2, code=1)
     assert "mytrainer/gpipe.py: no stage runs micro-batch 1, 2, 3" in run.err
+
+
+def test_a_schedule_with_v_shaped_placement_is_refused(my_trainer, student, dataset, tmp_path):
+    """The executor would place its chunks round-robin, and so train another model."""
+    student.solve(*FILES, "split_backward", "interleaved")
+    file = tmp_path / "vee.json"
+    file.write_text(json.dumps({"placement": "v", "stages": to_text(zbv(2, 8))}))
+    run = my_trainer(f"{DEEP}{STEPS}{LLAMA}{GROUPS}--micro-batch-size 2 {dataset.flags} {PP2}"
+                     f"--num-layers-per-virtual-pipeline-stage 1 --schedule {file}", 2, code=1)
+    assert f"--schedule {file}: its chunks are placed in a V" in run.err
 
 
 BASE = f"--lr 1e-3 {DEEP}{GROUPS}--micro-batch-size 2 --train-iters 1 --eval-iters 0 "

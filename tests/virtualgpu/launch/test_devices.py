@@ -231,6 +231,7 @@ def test_a_truncated_normal_distribution_is_drawn_once():
     (rank,) = run_ranks(parse("h100:1"), Settings(), program)
     assert rank.error is None, rank.error
     assert rank.value == (["cuda:0", "cpu"], True)
+    assert "values that trunc_normal_ draws fit at once" in str(rank.assumptions)
 
 
 def test_a_generator_of_the_gpu_has_its_seed_and_state():

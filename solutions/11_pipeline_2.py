@@ -721,22 +721,9 @@ def split_of(case):
 
 def split_soon(case, seconds):
     """Return split_of(case), or "too slow" if it takes too many seconds of CPU time."""
-    import signal
+    from lablib import alone
 
-    class TooSlow(BaseException):
-        pass
-
-    def stop(*_):
-        raise TooSlow
-
-    signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-    try:
-        return split_of(case)
-    except TooSlow:
-        return "too slow"
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
+    return alone.within(seconds, split_of, case)
 
 
 def split_too_few(times, capacity):

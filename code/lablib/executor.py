@@ -30,6 +30,11 @@ def install() -> None:
         sys.modules[module.__name__] = module
 
 
+def directions() -> dict[str, dist.ProcessGroup]:
+    """Return a process group of all ranks for hidden states, "F", and one for gradients, "B"."""
+    return {kind: dist.new_group(list(range(dist.get_world_size()))) for kind in "FB"}
+
+
 class Stage:
     """A chunk of the model: its passes, and what is in flight between them."""
 

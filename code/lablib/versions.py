@@ -197,30 +197,20 @@ def stream(module: nn.Module, make_stage: Callable, schedule: Sequence[Sequence[
     """
     import torch.distributed as dist
 
-    if not own_files or not _has_executor():
-        from lablib import executor
+    from lablib import executor, staged
 
-        executor.install()
+    (staged.use_own_executor if own_files else executor.install)()
     from mytrainer.p2p import Links
     from mytrainer.pipeline import Pipeline
     from mytrainer.program import add_communication
 
-    links = Links({kind: dist.new_group(list(range(len(schedule)))) for kind in "FB"})
+    links = Links(executor.directions())
     like, shape = next(module.parameters()), data[0].x.shape
     shape = shape if data[0].x.is_floating_point() else (*shape, WIDTH)
     pipeline = Pipeline([module], links, lambda one: torch.empty(shape, dtype=like.dtype),
                         lambda one: LossLog(make_stage(one)))
     pipeline.run(add_communication(schedule)[dist.get_rank()], data, [weight] * len(data))
     return pipeline.stages[0].losses
-
-
-def _has_executor() -> bool:
-    """Return whether the student's files of lab 10 can be imported."""
-    try:
-        from mytrainer import p2p, pipeline, program, stage  # noqa: F401
-    except ImportError:
-        return False
-    return True
 
 
 class Wide(nn.Module):

@@ -92,7 +92,7 @@ def step(make_stage: Callable, schedule: Sequence[str], common: float, seed: flo
     part = Part(seed, rank == 0, rank == stages - 1, recompute)
     for name in frozen:
         getattr(part, name).requires_grad_(False)
-    links = executor.Links({kind: dist.new_group(list(range(stages))) for kind in "FB"})
+    links = executor.Links(executor.directions())
     pipeline = executor.Pipeline([part], links, lambda data: torch.empty(3, 2, HIDDEN), make_stage)
     loss = pipeline.run(programs[rank], [batch(common, k) for k in range(count)], [1.0] * count)
     grads = [parameter.grad for parameter in part.parameters()]
@@ -177,7 +177,7 @@ def sleep_on_ranks(schedule: Sequence[Sequence[str]], seconds: float) -> list[tu
 
     rank, stages = dist.get_rank(), dist.get_world_size()
     program = executor.add_communication(schedule)[rank]
-    links = executor.Links({kind: dist.new_group(list(range(stages))) for kind in "FB"})
+    links = executor.Links(executor.directions())
     sleeper = Sleeper(seconds, rank == stages - 1)
     count = 1 + max(executor.parse(action)[1] for action in schedule[rank])
     pipeline = executor.Pipeline([None], links, lambda data: torch.empty(1), lambda _: sleeper)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from virtualgpu.launch import failures
 from virtualgpu.launch.cluster import Cluster
-from virtualgpu.launch.process import become, execute
+from virtualgpu.launch.process import INTERRUPTED, become, execute
 from virtualgpu.launch.result import Rank
 from virtualgpu.launch.settings import Settings
 from virtualgpu.pytorch import private_names
@@ -118,6 +118,8 @@ def fork(cluster: Cluster, settings: Settings, program: Callable[[], object], ra
         with os.fdopen(writing, "wb") as pipe:
             pipe.write(data)
         status = result.status
+    except KeyboardInterrupt:  # before or after the program, which execute() interrupts
+        status = INTERRUPTED
     finally:
         os._exit(status)
 
@@ -172,9 +174,9 @@ def collect(children: Sequence[RankProcess]) -> list[Rank]:
                 if results[child.rank].error and limit is None:
                     limit = time.monotonic() + GRACE_PERIOD
     failed = next((rank for rank, result in sorted(results.items()) if result.error), None)
-    return [results.get(child.rank) or failure(
-        child.rank, failures.STOPPED, f"stopped because rank {failed} failed", 1)
-        for child in children]
+    reason = failures.INTERRUPTED if failed is None else f"stopped because rank {failed} failed"
+    return [results.get(child.rank) or failure(child.rank, failures.STOPPED, reason, 1)
+            for child in children]
 
 
 def outcome(child: RankProcess) -> Rank:
@@ -182,6 +184,8 @@ def outcome(child: RankProcess) -> Rank:
     if child.data:
         return pickle.loads(child.data)
     code = ended(child)
+    if code == INTERRUPTED:
+        return failure(child.rank, "KeyboardInterrupt", failures.INTERRUPTED, code)
     if code < 0:
         name = signal.Signals(-code).name
         memory = ", perhaps because this machine ran out of memory" if name == "SIGKILL" else ""

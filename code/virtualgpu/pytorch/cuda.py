@@ -234,8 +234,8 @@ def _missing(name: str) -> object:
     """Refuse a function of torch._C that this build lacks, by its name."""
     if name.startswith("__"):
         raise AttributeError(f"module 'torch._C' has no attribute {name!r}")
-    raise CudaOnly(f"{program_line()}: torch._C.{name} is compiled for CUDA only, and not "
-                      "modeled on virtual GPUs; run the program without what calls it")
+    raise CudaOnly(f"{program_line()}: torch._C.{name} is compiled for CUDA only, and not modeled "
+                   "on virtual GPUs; run the program without what calls it")
 
 
 def _scatter(tensor: torch.Tensor, devices: Sequence[int], *_: object) -> tuple[torch.Tensor]:

@@ -10,6 +10,7 @@ from torch.utils import _device
 from torch.utils._python_dispatch import _disable_current_modes
 
 from virtualgpu.core.errors import NoValue
+from virtualgpu.core.gpu import program_line
 from virtualgpu.pytorch import pinned
 from virtualgpu.pytorch.mode import CudaGpu
 from virtualgpu.pytorch.unknown import Unknown
@@ -135,6 +136,9 @@ def _by_argument(gpu: CudaGpu, function):
         device = located(gpu, kwargs.get("device"))
         if device is not None:
             kwargs["device"] = device
+            if device.type == "cuda" and function.__name__.startswith("sparse_"):
+                raise NoValue(f"{program_line()}: sparse tensors are not modeled on virtual GPUs; "
+                              "run the program with dense ones")
         if device is None or device.type != "meta":
             return function(*args, **kwargs)
         with asked_for_meta:

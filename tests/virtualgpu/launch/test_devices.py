@@ -142,19 +142,16 @@ def test_nodes_may_have_different_gpus():
 def arguments_of(name):
     """Return arguments for a function that creates tensors."""
     matrix = ([[1.0]],)
-    compressed = ([0, 1], [0], [1.0], (1, 1))
     return {"tensor": matrix, "as_tensor": matrix, "asarray": matrix, "scalar_tensor": (1.0,),
             "full": ((2,), 1.0), "randint": (3, (2,)), "linspace": (0, 1, 2), "logspace": (0, 1, 2),
             "empty_permuted": ((2, 3), (1, 0)), "empty_strided": ((2,), (1,)),
-            "tril_indices": (2, 2), "triu_indices": (2, 2), "sparse_csr_tensor": compressed,
-            "sparse_csc_tensor": compressed, "sparse_coo_tensor": ([[0]], [1.0], (1,))}.get(
-                name, (2,))
+            "tril_indices": (2, 2), "triu_indices": (2, 2)}.get(name, (2,))
 
 
-# Functions that are deprecated, or that no program on a GPU is known to call.
-LEFT_OUT = {"range", "empty_quantized", "nested_tensor", "sparse_compressed_tensor",
-            "sparse_bsr_tensor", "sparse_bsc_tensor", "sparse_coo_tensor", "sparse_csr_tensor",
-            "sparse_csc_tensor"}
+# A deprecated function, one of the CPU, a layout of several tensors, and layouts that are refused.
+SPARSE = {"sparse_compressed_tensor", "sparse_bsr_tensor", "sparse_bsc_tensor",
+          "sparse_coo_tensor", "sparse_csr_tensor", "sparse_csc_tensor"}
+LEFT_OUT = {"range", "empty_quantized", "nested_tensor", *SPARSE}
 
 
 def test_every_function_that_creates_tensors_takes_every_spelling_of_a_device():
@@ -252,8 +249,10 @@ def test_a_generator_of_the_gpu_has_its_seed_and_state():
     (lambda: torch.cuda.memory_snapshot(), "torch._C._cuda_memorySnapshot is compiled for CUDA "
      "only, and not modeled on virtual GPUs"),
     (lambda: torch.multiprocessing.spawn(print, nprocs=2), "virtualrun starts one process per GPU"),
-    (lambda: nn.DataParallel(nn.Linear(2, 2), [0, 1], 0)(torch.ones(2, 2)),
-     "")])
+    (lambda: nn.DataParallel(nn.Linear(2, 2).cuda())(torch.ones(2, 2)),
+     "torch.nn.DataParallel uses 2 GPUs in one process"),
+    *((lambda name=name: getattr(torch, name)([[0]], [1.0], device="cuda"),
+       "sparse tensors are not modeled on virtual GPUs") for name in sorted(SPARSE))])
 def test_what_is_compiled_for_cuda_only_is_refused_by_name(program, problem):
     (rank,) = run_ranks(parse("h100:2"), Settings(), program, [0])
     assert problem in rank.error

@@ -14,19 +14,19 @@
 # %% [markdown]
 # # Pipeline I: a model across GPUs, run by your own code
 #
-# Tensor parallelism ends where NVLink ends. ZeRO-3 (lab 08) reaches further, but gathers every parameter in each pass, and
-# that pays only while each GPU has many tokens. A model can also be split between its layers, the first ones on one node,
-# the next ones on another, with a single tensor to pass at each boundary. In this lab, you write the program that trains such a
-# model:
+# Tensor parallelism ends where NVLink ends. ZeRO-3 (lab 08) reaches further, but it gathers every parameter in each
+# pass, which pays off only while each GPU has many tokens. You can also split a model between its layers: the first
+# ones go on one node and the next ones on another, and only a single tensor passes each boundary. In this lab, you
+# write the program that trains such a model:
 #
 # - **First sitting, 75 minutes.** You split a training step in two, write GPipe's schedule, cut your Llama into stages,
 #   and write the executor that runs any schedule on real ranks.
-# - **Second sitting, 75 minutes.** Another schedule deadlocks your executor. You find out who waits for whom, and fix
-#   it twice: by the order of sends and receives, and by not waiting. Then the two ends of the model share a matrix,
-#   stages get unequal, and your trainer trains with a pipeline.
+# - **Second sitting, 75 minutes.** Another schedule deadlocks your executor. You find out who waits for whom and fix it
+#   twice: by reordering the sends and receives, and by making them asynchronous. Then the two ends of the model share a
+#   matrix, the stages become unequal, and your trainer trains with a pipeline.
 #
-# Values are real: CPU ranks compute them. Time and memory of GPUs are **modeled** by virtual GPUs. Your answers are
-# files in `mytrainer/`, and labs 11 and 12 build on them.
+# All values are real, computed by ranks on the CPU. GPU time and memory are **modeled** by virtual GPUs. Your answers
+# are files in `mytrainer/`, and labs 11 and 12 build on them.
 
 # %% tags=["setup"]
 import os
@@ -60,8 +60,8 @@ from warmranks import RanksDeadlock, record_ranks, run_ranks
 jobs.connect()
 
 # %% [markdown]
-# This lab builds on your trainer, and on your Llama of lab 09. If you lack one of their files, the next cell installs
-# the course's version:
+# This lab builds on your trainer and on your Llama from lab 09. If any of their files is missing, the next cell
+# installs the course's version:
 
 # %% tags=["explore"]
 for name in ("collectives", "ddp", "launch", "new/train", "precision", "checkpointing", "states", "saved", "tensor_parallel",
@@ -72,10 +72,11 @@ for name in ("collectives", "ddp", "launch", "new/train", "precision", "checkpoi
 # %% [markdown]
 # ## A batch on four GPUs
 #
-# Llama 3 70B ([Llama Team, 2024](https://arxiv.org/abs/2407.21783)) has 70.6 billion parameters. At 18 bytes each, its
-# training state takes 1.27 TB, or 16 GPUs with 80 GB before the first activation. Lab 09 measured what tensor parallelism costs once its all-reduces leave the NVLink
-# domain: there are two in each pass of each layer, and nothing to hide them behind. So what crosses nodes has to be
-# small. Between two layers of a model, only one tensor passes, the hidden states. That is the place to cut:
+# Llama 3 70B ([Llama Team, 2024](https://arxiv.org/abs/2407.21783)) has 70.6 billion parameters. At the
+# 18 bytes per parameter of your trainer in bf16 (lab 08), its training state takes 1.27 TB, which fills 16 GPUs with
+# 80 GB each before the first activation is stored. Lab 09 measured what tensor parallelism costs once its all-reduces leave the NVLink domain: each layer has two
+# of them in each pass, and no computation to hide them behind. So whatever crosses nodes has to be small. Between two
+# layers of a model, only one tensor passes: the hidden states. That is the place to cut:
 #
 # ![A model of six layers is cut into three stages of two layers, each on a GPU of its own. Stage 0 also has the
 # embedding, and the last stage computes the loss. Activations go from stage to stage in the forward pass, gradients of
@@ -84,8 +85,8 @@ for name in ("collectives", "ddp", "launch", "new/train", "precision", "checkpoi
 # Each part of the model is a **stage**, and each stage has its own GPU (or its own group of GPUs, which share its
 # layers by tensor parallelism). In the **forward pass**, a stage computes its layers and sends the result to the next
 # stage. The last stage computes the loss. In the **backward pass**, each stage receives the gradient of what it sent,
-# computes the gradients of its own parameters, and sends the gradient of its input back. This is **inter-layer model
-# parallelism**. It is easy to do, and easy to do badly.
+# computes the gradients of its own parameters, and sends the gradient of its input back to the previous stage. This is
+# **inter-layer model parallelism**. It is easy to do, and easy to do badly.
 #
 # Here is GPT-2 small in four stages, on two nodes with two virtual V100s each, with a batch of 8 samples. What share of
 # the time will the four GPUs be busy, on average? Set `guess_share`, from 0 to 1:
@@ -110,41 +111,44 @@ plots.pipeline("megatron/timeline/four_stages", "One batch, four stages")
 # %% [markdown]
 # Read the figure from left to right. Each row is a stage, `F0` is the forward pass of batch 0, and `B0` its backward
 # pass. At any moment **one** GPU computes and the others wait, for activations in the first half and for gradients in
-# the second. Four GPUs are even slower than one GPU with enough memory would be, because of communication, and you pay
-# for all four of them.
+# the second. Because of communication, the four GPUs are even slower than a single GPU with enough memory would be, and
+# you pay for all four of them.
 #
-# The gray part is called the **bubble**. Backward boxes are about twice as long as forward boxes: the backward pass has
-# two matrix multiplications for each one in the forward pass. The last stage's boxes are longer still, because it also
-# computes the logits and the loss.
+# The gray part is called the **bubble**. Backward boxes are about twice as long as forward boxes, because the backward
+# pass runs two matrix multiplications for each one in the forward pass. The last stage's boxes are longer still,
+# because it also computes the logits and the loss.
 #
-# The rest of this lab, and the next two, are about this gray part. But first, a step has to be split at all.
+# The rest of this lab and the next two are about shrinking this gray part. But first, you need a way to split a
+# training step across ranks.
 
 # %% [markdown]
 # ## Splitting a step in two
 #
-# Within one process, autograd follows every tensor from the loss back to the first layer. Across a network it cannot: a
-# received tensor is a buffer that was filled, and nobody knows how it was computed. So each stage runs a backward pass
-# of its own, over its own part of the graph. That part has two ends. At one end is the input, whose gradient the
-# previous stage needs. At the other is the output, which is a loss on the last stage only. On all others, the backward
-# pass starts at a tensor of hidden states $y$, with the gradient of the loss with respect to $y$, which the next stage
-# has sent: `y.backward(grad)`.
+# Within one process, autograd follows every tensor from the loss back to the first layer. Across a network it cannot:
+# to autograd, a received tensor is just a buffer with values in it, with no record of how they were computed. So each
+# stage runs a backward pass of its own, over its own part of the graph. That part has two ends. At one end is the
+# input, whose gradient the previous stage needs. At the other end is the output, which is a loss only on the last
+# stage. On every other stage, the backward pass starts at the output hidden states $y$, with the gradient of the loss
+# with respect to $y$ that the next stage has sent: `y.backward(grad)`.
 #
-# Soon, a batch will be split into **micro-batches** of a few samples, and several of them may be between their two passes
-# on the same stage. Such a micro-batch is **in flight**, and the stage holds all of its activations. So memory is
-# freed only if a stage lets go of a micro-batch once its backward pass is done.
+# Soon, you will split a batch into **micro-batches** of a few samples each. A micro-batch that has finished its forward
+# pass on a stage, but not yet its backward pass, is **in flight** there, and the stage holds all of its activations. A
+# stage may have several micro-batches in flight at once. So it has to let go of each one as soon as its backward pass
+# is done, or the memory is never freed.
 
 # %% [markdown]
 # ### Exercise 1: a stage
 #
-# Write `stage.py`. A stage knows nothing about other ranks: what it receives is passed to it, and what it returns is
-# sent by somebody else.
+# Write `stage.py`. A stage knows nothing about other ranks: its caller passes in what was received, and sends what the
+# stage returns.
 #
-# - `key` is any hashable object, and backward passes may run in any order.
-# - What is returned has no history. Whoever sends it must not keep the stage's activations alive.
+# - `key` can be any hashable object, and backward passes may run in any order.
+# - Returned tensors have no autograd history, so that a caller that holds on to one does not keep the stage's
+#   activations alive.
 # - On the last stage, the module returns a mean loss, and `grad` is the weight that this micro-batch has in the loss of
 #   the whole batch: a tensor without dimensions, like the loss.
-# - Between the passes, `in_flight` holds what the backward pass needs. After it, nothing of the micro-batch is left.
-#   A virtual H100 shows how much memory your stage takes.
+# - Between the two passes, `in_flight` holds what the backward pass needs. After the backward pass, nothing of the
+#   micro-batch is left. The check measures your stage's memory on a virtual H100.
 
 # %% answer="stage"
 %%writefile mytrainer/stage.py
@@ -383,27 +387,29 @@ with check.parts():
 # +        x, y = self.pending.pop(key)
 
 # %% [markdown]
-# This is all that a pipeline sends: hidden states forward and their gradients back. No parameters cross the boundary,
-# and no gradients of parameters. So the traffic grows with the tokens of a micro-batch, and not with the model.
+# This is all that a pipeline sends: hidden states forward and their gradients back. Neither parameters nor their
+# gradients cross a boundary. So the traffic grows with the number of tokens in a micro-batch, not with the number of
+# parameters.
 #
 # ## Micro-batches
 #
 # Now comes the idea of **GPipe** ([Huang et al., 2019](https://arxiv.org/abs/1811.06965)). Split the batch, now called
-# the **mini-batch**, into micro-batches. When stage 0 has sent the first micro-batch on, it does not wait but starts
-# the second one. The gradients of the micro-batches accumulate in `.grad`, and the optimizer takes one step for all of
-# them. Is that still the same training? It is, if the last stage weights each micro-batch correctly;
-# that is what `grad` is for.
+# the **mini-batch**, into micro-batches. Once stage 0 has sent the first micro-batch on, it does not wait but starts
+# the second one, so several stages compute at the same time. This is **pipeline parallelism**. The gradients of the
+# micro-batches accumulate in `.grad`, and the optimizer takes one step for all of them. Is this still the same
+# training? It is if the last stage weights each micro-batch correctly, which is what `grad` is for.
 
 # %% [markdown]
 # ### Exercise 2: the weight of a micro-batch
 #
-# The last stage returns the mean loss of a micro-batch over its tokens. One process would return the mean over all
-# tokens of the mini-batch. Tokens without a loss (padding, or a prompt) do not count in either of them, so micro-batches
-# of equal size may have different numbers of tokens that count. The denominator is the
-# number of tokens that count in the whole mini-batch, and with data parallelism, in the mini-batches of all replicas.
+# The last stage returns the mean loss of a micro-batch over its tokens. A single process would return the mean over all
+# tokens of the mini-batch. Tokens without a loss, such as padding or a prompt, count in neither mean, so micro-batches
+# of equal size may have different numbers of tokens that count. The denominator of the second mean is the number of
+# tokens that count in the whole mini-batch or, with data parallelism, in the mini-batches of all replicas together.
 #
-# In October 2024, [this mistake](https://huggingface.co/blog/gradient_accumulation) was found in the gradient accumulation of
-# widely used libraries, which had averaged the means. Write `micro_batches.py`:
+# In October 2024, gradient accumulation in widely used libraries [turned out to get this
+# wrong](https://huggingface.co/blog/gradient_accumulation): they had averaged the micro-batches' means. Write
+# `micro_batches.py`:
 
 # %% answer="loss-weights"
 %%writefile mytrainer/micro_batches.py
@@ -462,15 +468,15 @@ check.function(written_loss_weights, cases=check.draw(12, tokens=lambda dice: [d
 # %% [markdown]
 # ## A schedule is data
 #
-# In which order does a stage run its passes? That is the **schedule**. It is a list with an element per stage, and each
-# element is a list of **actions**: `"F3"` is the forward pass of micro-batch 3, and `"B3"` its backward pass. What an
-# action needs is implied. `F3` of stage 1 needs the result of `F3` of stage 0, and `B3` of stage 0 needs the result of
-# `B3` of stage 1. On every stage, `B3` needs what `F3` has left in flight.
+# In which order does a stage run its passes? That is the **schedule**. It is a list with one element per stage, and
+# each element is a list of **actions**: `"F3"` is the forward pass of micro-batch 3, and `"B3"` is its backward pass.
+# The dependencies between actions are implied. `F3` on stage 1 needs the result of `F3` on stage 0, and `B3` on stage 0
+# needs the result of `B3` on stage 1. On every stage, `B3` needs what `F3` has left in flight.
 #
-# In GPipe, every stage runs the forward passes of **all** micro-batches and then all backward passes; then the optimizer
-# takes its step. The next mini-batch enters only after that step, so the pipeline drains between two mini-batches. This
-# is the **pipeline flush**. Because of it, every pass of a mini-batch uses the same parameters, and the result is the
-# same as without a pipeline.
+# In GPipe, every stage runs the forward passes of **all** micro-batches first and all backward passes after them; then
+# the optimizer takes its step. The next mini-batch enters only after that step, so the pipeline drains between two
+# mini-batches. This is the **pipeline flush**. Because of it, every pass of a mini-batch uses the same parameters, and
+# the result is the same as without a pipeline.
 
 # %% [markdown]
 # ### Exercise 3: two schedules
@@ -602,9 +608,9 @@ with check.parts():
 # +    return [[f"F{k}" for k in range(micro_batches)] + [f"B{k}" for k in range(1, micro_batches)] for _ in range(stages)]
 
 # %% [markdown]
-# Now look at both. A backward pass takes twice as long as a forward pass here. Step through GPipe with the slider and
-# count how many stages are busy at each moment. The strip below each stage shows how many micro-batches it has in
-# flight.
+# Now look at both schedules. Here, a backward pass takes twice as long as a forward pass. Step through GPipe with the
+# slider and count how many stages are busy at each moment. The strip below each stage shows how many micro-batches it
+# has in flight.
 
 # %% tags=["explore"]
 CLOCK = Durations(forward=1, backward=1, weight=1)  # a backward pass: its two matmuls, one unit each
@@ -626,19 +632,19 @@ if all_forwards:
 # %% [markdown]
 # ## The bubble
 #
-# How large is the gray part that remains? Measure time in units of one micro-batch on one stage, with $p$ stages and $m$
-# micro-batches. Look at one row of your GPipe. A stage is busy for $m$ forward and $m$ backward passes. When does its
-# first forward pass start, and when does its last backward pass end?
+# How large is the gray part that remains? Measure time in units of one micro-batch on one stage, with $p$ stages and
+# $m$ micro-batches. Look at one row of your GPipe. A stage is busy for $m$ forward and $m$ backward passes. When does
+# its first forward pass start, and when does its last backward pass end?
 #
-# There are two ways to put the idle time into a number. The **bubble fraction** divides it by the length of the whole
-# step. The **bubble overhead** divides it by the time that a stage is busy. Read papers with care: the GPipe paper (section
-# 2.3) calls our *fraction* the "bubble overhead", and Narayanan et al. ([2021](https://arxiv.org/abs/2104.04473), section
-# 2.2) call our *overhead* the "bubble time fraction".
+# There are two ways to express a stage's idle time as a ratio. The **bubble fraction** divides it by the length of the
+# whole step. The **bubble overhead** divides it by the time the stage is busy. Read papers with care: the GPipe paper
+# (section 2.3) calls our *fraction* the "bubble overhead", and Narayanan et al.
+# ([2021](https://arxiv.org/abs/2104.04473), section 2.2) call our *overhead* the "bubble time fraction".
 
 # %% [markdown]
 # ### Exercise 4: the bubble fraction
 #
-# Assume that all stages take the same time and communication takes none:
+# Assume that all stages take the same time and that communication takes none:
 
 # %% answer="bubble"
 def bubble(p, m):
@@ -684,37 +690,40 @@ check.function(bubble, cases=check.draw(20, p=range(1, 65), m=range(1, 1025)),
 plots.bubbles(bubble)
 
 # %% [markdown]
-# Each line is a number of stages. What matters is the number of micro-batches *per stage*: with four times as many
-# micro-batches as stages, the bubble fraction is below a fifth. That is the GPipe paper's rule of thumb, too.
+# Each curve stands for one number of stages. What matters is the number of micro-batches *per stage*: with four times
+# as many micro-batches as stages, the bubble fraction is below a fifth. The GPipe paper (section 2.3) finds the bubble
+# negligible from there on.
 
 # %% [markdown]
 # ## From a model to stages
 #
 # Where can you cut a model? Between any two layers of a *sequence*. GPT-2 is one, if you look at it the right way: the
-# embeddings come first (call them *pre*), then $L$ blocks that all map hidden states to hidden states, and then the last
-# norm, the output layer, and the loss (*post*). Libraries such as torchgpipe take this literally and ask for an
-# `nn.Sequential`. That has its price. Each layer then gets what the previous one returns, and nothing else. If the last
-# stage needs labels or a loss mask, or all blocks need an attention mask, these have to be part of that result. It
-# becomes a tuple that every layer takes and returns, and every boundary sends all of it. It may contain only tensors. A
-# matrix that two layers share needs special support.
+# embeddings come first (call them *pre*), then $L$ blocks that all map hidden states to hidden states, and finally the
+# last norm, the output layer, and the loss (*post*). Libraries such as torchgpipe ([Kim et al.,
+# 2020](https://arxiv.org/abs/2004.09910)) take this literally and ask for an `nn.Sequential`. That has a price: each
+# layer then gets what the previous one returns, and nothing else. If the last stage needs labels or a loss mask, or all
+# blocks need an attention mask, all of these have to be part of that result. The result becomes a tuple that every
+# layer takes and returns and that crosses every boundary in full, and it may contain only tensors. A matrix that two
+# layers share needs special support.
 #
 # Your stages take two arguments instead: the hidden states, which only the previous stage has, and the micro-batch,
-# which every rank can read from disk. So a boundary sends what nobody else knows, and no more.
+# which every rank can read from disk. So only what the next stage cannot get anywhere else crosses a boundary.
 
 # %% [markdown]
 # ### Exercise 5: a stage of your Llama
 #
-# Write `llama_stage.py` with the classes of your `llama.py` and `vocabulary.py`. The check has stand-ins with the same
-# interface.
+# Write `llama_stage.py` with the classes of your `llama.py` and `vocabulary.py`. The check replaces them with stand-ins
+# that have the same interface.
 #
-# - Every parameter has the name that it has in the whole `Llama`, whose `layers` is a `ModuleList`. So a checkpoint of one can
-#   be read by the other, and initial values by name do not depend on the layout.
-# - A stage builds what it has, and nothing else. Building the whole model first and deleting the rest would need the
-#   memory that you do not have.
-# - A stage may be the first and the last one, and it may have no layers.
+# - Every parameter has the same name as in the whole `Llama`, whose `layers` is a `ModuleList`. So the stages and
+#   the whole model can read each other's checkpoints, and initial values that are derived from names do not depend on
+#   the layout.
+# - A stage builds only its own modules. Building the whole model first and then deleting the rest would need memory
+#   that you do not have.
+# - A stage may be both the first and the last one, and it may have no layers.
 # - The logits come from `region.columns`, as in `Llama`. The loss is a tensor without dimensions.
-# - A micro-batch without any token that counts has a loss of 0, and its gradients are 0. Its weight is 0, but 0 times NaN
-#   is NaN.
+# - If no token of a micro-batch counts, its loss is 0, and so are its gradients. Its weight of 0 is not enough to
+#   ensure that, because 0 times NaN is NaN.
 
 # %% answer="llama-stage"
 %%writefile mytrainer/llama_stage.py
@@ -968,9 +977,9 @@ with check.parts():
 # %% [markdown]
 # ## The executor
 #
-# You have stages, and you have schedules. What is left is the program that runs a schedule on a rank. Its input is a
-# list in which every communication is spelled out. This is the program of the second of three stages, for one
-# micro-batch:
+# You have stages, and you have schedules. What is missing is the **executor**, the code that runs a schedule on a rank.
+# Its input is a **program**: a list of the rank's actions in which every send and receive is spelled out. This is the
+# program of the second of three stages, for one micro-batch:
 #
 # ```
 # recv F0 from 0    start to receive the input of F0
@@ -981,32 +990,33 @@ with check.parts():
 # send B0 to 0      send the result of B0, the gradient of the input
 # ```
 #
-# Who makes such programs from a schedule? Next sitting, you will. For now, `lablib.simple_program` does the obvious
-# thing: every action receives right before it runs, and sends right after.
+# Who turns a schedule into such programs? In the second sitting, you will. For now, `lablib.simple_program` does the
+# obvious thing: every action receives its input right before it runs, and sends its result right after.
 #
-# **Shapes and dtypes.** A receive needs a buffer of the right shape and dtype before anything arrives. A pipeline either
-# *knows* them, because every stage can compute them from the micro-batch (Megatron-LM: sequence length, micro-batch
-# size, hidden size), or *negotiates* them: a header with the shape precedes each tensor, or a first pass records all
-# shapes. Your executor knows them: `buffer(data[k])` returns an empty tensor for micro-batch $k$. The gradient of a
-# tensor has the tensor's shape, so one function is enough.
+# **Shapes and dtypes.** A receive needs a buffer of the right shape and dtype before anything arrives. A pipeline
+# either *knows* them, because every stage can compute them from the micro-batch (Megatron-LM uses the sequence length,
+# the micro-batch size, and the hidden size), or *negotiates* them: a header with the shape precedes each tensor, or a
+# first pass records all shapes. Your executor knows them: `buffer(data[k])` returns an empty tensor for micro-batch
+# $k$. A gradient has the shape of its tensor, so one function is enough for both directions.
 
 # %% [markdown]
 # ### Exercise 6: run any program
 #
-# Write `Pipeline.run` in `pipeline.py`. `BlockingLinks` is given; later links will not block.
+# Write `Pipeline.run` in `pipeline.py`. `BlockingLinks`, which sends and receives for it, is given; the links that you
+# write in exercise 8 will not block.
 #
-# - The items of the program run in their order. What was sent is not kept, and neither is what was consumed.
+# - Run the items of the program in order. Keep no tensor after you have sent it or a pass has consumed it.
 # - `links.receive` may return before the tensor has arrived. It then returns an object with a method `wait()`. Wait as
 #   late as you can.
-# - `pipeline.py` imports `parse` from `mytrainer.program`, which you write in exercise 7. Until then, checks and cells put
-#   `lablib.simple_program` in its place.
-# - A rank may have several parts of the model that do not follow each other, called **chunks**, each with a `Stage` of its
-#   own (lab 11). `F3.1` is the forward pass of micro-batch 3 on chunk 1.
-# - `W3` is a pass that computes the gradients of the parameters alone, so that `B3` need not (lab 12). It calls `weight(3)`
-#   of the stage. Your `Stage` has no such method; a stage of lab 12 will.
-# - Only the loss has no dimensions, so a module that returns such a tensor is at the end of the model. Its backward pass
-#   gets the weight of the micro-batch, and nobody sends it. `run` returns the loss of the mini-batch there, without a
-#   history, and None on all other ranks.
+# - `pipeline.py` imports `parse` from `mytrainer.program`, which you write in exercise 7. Until then, checks and cells
+#   substitute `lablib.simple_program`.
+# - A rank may have several parts of the model that are not adjacent. They are called **chunks**, and each has a `Stage`
+#   of its own (lab 11). `F3.1` is the forward pass of micro-batch 3 on chunk 1.
+# - `W3` is a pass that computes only the gradients of the parameters, so that `B3` does not have to (lab 12). Run it by
+#   calling the stage's method `weight(3)`. Your `Stage` has no such method; the one in lab 12 will.
+# - Only the loss is a tensor without dimensions, so a module that returns one is at the end of the model. Its backward
+#   pass gets the weight of the micro-batch, which no other rank sends. On that rank, `run` returns the loss of the
+#   mini-batch, without a history; on all others, it returns None.
 # - When everything has been computed, `links.finish()` waits until everything has been sent.
 
 # %% answer="pipeline"
@@ -1344,7 +1354,7 @@ with check.parts():
 
 # %% [markdown]
 # Does it train a real model? The next cell cuts a Llama of 8 layers into four unequal stages, and runs your GPipe with
-# micro-batches of 1, 3, and 2 samples. One process computes the same loss:
+# micro-batches of 1, 3, and 2 samples. For comparison, a single process computes the same loss:
 
 # %% tags=["explore"]
 SPLIT = [[0, 1, 2], [3, 4], [5, 6], [7]]
@@ -1379,8 +1389,8 @@ for name, split in {"four stages": SPLIT, "one process": [list(range(8))]}.items
 #
 # Your stages free a micro-batch when its backward pass is done, and in GPipe all backward passes come last. Take a
 # mini-batch of a fixed size, on a pipeline of four virtual H100s. You split it into 4 micro-batches, and then into 16,
-# because the bubble is too large. By what factor does the peak memory of a stage change? Set `guess_memory` (2.0: it
-# doubles):
+# because the bubble is too large. By what factor does the peak memory of a stage change? Set `guess_memory`, where 2.0
+# means that it doubles:
 
 # %% answer="guess-memory"
 ### BEGIN SOLUTION
@@ -1426,25 +1436,25 @@ for count, values in peaks.items():
 check.compare("change of stage 1's peak (modeled)", guess_memory, peaks[16][1] / peaks[4][1])
 
 # %% [markdown]
-# Every stage holds the activations of **all** $m$ micro-batches at once, the whole mini-batch's. Splitting it four times as
-# finely saves only 14% of stage 1's peak (modeled), although the pipeline wants it split finely. What shrinks are the tensors of a
-# single pass: a backward pass needs gradients of hidden states besides all that is in flight, and a smaller micro-batch
-# has smaller ones. Stage 0 needs less: it receives no hidden states, and nobody needs the gradient of its input. The last
-# stage needs more, because it also computes the loss.
+# Every stage holds the activations of **all** $m$ micro-batches at once, that is, of the whole mini-batch. Splitting
+# the mini-batch four times as finely, to shrink the bubble, saves only 14% of stage 1's peak (modeled). Only the
+# tensors of a single pass shrink: on top of everything in flight, a backward pass needs gradients of hidden states, and
+# these are smaller for a smaller micro-batch. Stage 0 needs less memory, because it receives no hidden states and
+# computes no gradient of its input. The last stage needs more, because it also computes the loss.
 #
 # GPipe therefore came with **activation checkpointing**: a stage saves only its *input* for each micro-batch, and
-# recomputes the rest just before the backward pass. That adds a third to the computation if a backward pass takes twice as
-# long as a forward pass, and it does not shrink the number of micro-batches in flight. But then a finer split
-# does save memory: of all micro-batches, only the inputs are stored, and the rest only for one at a time. Lab 11 finds a
-# schedule with fewer micro-batches in flight.
+# recomputes the rest just before the backward pass. That adds a third to the computation if a backward pass takes twice
+# as long as a forward pass, and it does not reduce the number of micro-batches in flight. But with recomputation, a
+# finer split does save memory: the stage stores the inputs of all micro-batches, but all other activations of only one
+# micro-batch at a time. Lab 11 finds a schedule with fewer micro-batches in flight.
 #
 # **This is the end of the first sitting.**
 
 # %% [markdown]
 # ## Who waits for whom?
 #
-# Here is another schedule for two stages and three micro-batches. Every action comes after what it needs, and a
-# simulation runs it without a problem:
+# Here is another schedule for two stages and three micro-batches. Every action comes after the actions it depends on,
+# and a simulation runs it without a problem:
 
 # %% tags=["explore"]
 OTHER = [["F0", "F1", "B0", "F2", "B1", "B2"],
@@ -1452,8 +1462,8 @@ OTHER = [["F0", "F1", "B0", "F2", "B1", "B2"],
 plots.pipeline(simulate(parse_schedule(OTHER), CLOCK), "Another schedule")
 
 # %% [markdown]
-# Your executor runs it next, with the same simple programs. `record_ranks` calls your code on real ranks. Unlike a
-# cluster, it knows which rank waits for what, so it need not wait for a timeout:
+# Your executor runs it next, with the same simple programs. `record_ranks` calls your code on real ranks. Unlike a real
+# cluster, it knows which rank waits for what, so it can report a deadlock without waiting for a timeout:
 
 # %% tags=["explore"]
 def run_schedule(schedule):
@@ -1476,34 +1486,36 @@ except RanksDeadlock as deadlock:
     print(bad("deadlock: ") + str(deadlock))
 
 # %% [markdown]
-# Follow the two programs by hand. At which item does each stage stand, and what would the other have to do? Neither
-# schedule nor stages are at fault: both ranks want to *send*, and each waits for the other to receive.
+# Follow the two programs by hand. At which item is each stage stuck, and what would the other have to do? Neither the
+# schedule nor the stages are at fault: both ranks want to *send*, and each waits for the other to receive.
 #
-# Does a send wait at all? That depends on the library, and on the size. In a **rendezvous** send, the sender waits
-# until the receiver has posted a buffer, and the data go straight into it. That is how `dist.send` behaves with gloo, and
-# how NCCL's kernels behave once their small internal buffers are full. In an **eager** send, the library copies the data
-# into a buffer of its own and returns. MPI libraries do so for messages up to a size, their eager limit. So a program like
-# yours may run for weeks, and hang on the day when somebody doubles the hidden size. (With NCCL,
-# [this happened](https://github.com/pytorch/pytorch/issues/138074) at 64 MB.) A correct program never relies on an
-# eager send.
+# Does a send wait at all? That depends on the library and on the size of the tensor. In a **rendezvous** send, the
+# sender waits until the receiver has posted a buffer, and then the data goes straight into that buffer. This is how
+# `dist.send` behaves with gloo, and how NCCL's kernels behave once their small internal buffers are full. In an
+# **eager** send, the library copies the data into a buffer of its own and returns. MPI libraries do this for messages
+# up to a certain size, the **eager limit**. So a program like yours may run for weeks and then hang on the day somebody
+# doubles the hidden size. A correct program never relies on an eager send. NCCL's maintainers [say
+# so](https://github.com/NVIDIA/nccl/issues/783) of `ncclSend`, too.
 #
-# There are two ways out: an order that works even if all sends block, or sends that do not block. You will write both,
-# because they fail in different ways.
+# There are two ways out: an order of sends and receives that works even if every send blocks, or sends that do not
+# block. You will write both, because they fail in different ways.
 
 # %% [markdown]
 # ### Exercise 7: an order that cannot deadlock
 #
-# Write `add_communication` in `program.py`. The first three functions are given. Your programs run even if every send
-# waits for its receive, and every receive for its send, *for every schedule that can run at all*: with any number of
-# chunks (several only on two or more stages, since a stage does not send to itself), and with actions `W`, which need
-# the `B` of the same micro-batch and chunk and exchange nothing.
+# Write `add_communication` in `program.py`. The first three functions are given. Your programs must not deadlock even
+# if every send waits for its receive and every receive for its send. This must hold *for every schedule that can run at
+# all*: with any number of chunks (more than one only if there are two or more stages, since a stage does not send to
+# itself), and with `W` actions, which need the `B` of the same micro-batch and chunk and involve no communication.
 #
-# - The actions of a stage stay in their order. Each transfer occurs once at either end. A receive may come earlier than it
-#   must: that is correct, and the next section shows what it costs.
-# - A schedule that cannot run, whatever the communication, is a `ValueError`. Nobody wants to find out on 1,000 GPUs.
-#   What an action needs: its input, unless it is at the end of the model; and on the same stage, `B` needs its `F`.
+# - The actions of a stage keep their order. Each transfer occurs exactly once in the sender's program and once in the
+#   receiver's. A receive may come earlier than it has to: that is correct, and the next section shows what it costs.
+# - If no order of communication can make a schedule run, raise a `ValueError`. Nobody wants to find out on 1,000 GPUs.
+#   An action needs its input, except for `F` on the first part of the model and `B` on the last part, which receive
+#   none; and on the same stage, `B` also needs its `F`.
 #
-# Think of all transfers of a step, on all ranks. In which order should a rank take part in its own?
+# Think of all transfers of a step, on all ranks. In which order should each rank take part in the transfers that
+# involve it?
 
 # %% answer="program"
 %%writefile mytrainer/program.py
@@ -1843,8 +1855,9 @@ with check.parts():
 # %% [markdown]
 # ## What blocking sends cost
 #
-# Your programs never deadlock now. Are they fast? On four virtual H100s, each on a node of its own, the simulated bubble
-# of GPipe with 8 micro-batches is $3/11 = 27\%$. Here is the same schedule with your executor and blocking links:
+# Your programs never deadlock now. Are they fast? On four stages, the simulated bubble of GPipe with 8 micro-batches is
+# $3/11 = 27\%$. Here is the same schedule with your executor and blocking links, on four virtual H100s, each on a node
+# of its own:
 
 # %% tags=["explore"]
 DEPTH = 12  # matrices per stage
@@ -1876,42 +1889,48 @@ FOUR = {"GPipe": [[f"F{k}" for k in range(8)] + [f"B{k}" for k in range(8)]] * 4
 blocking = simulated_and_modeled("BlockingLinks", FOUR)
 
 # %% [markdown]
-# A GPU that sends does not compute, and a GPU that waits for a receiver does not, either. Each boundary makes both of
-# its stages wait for each other, once per transfer. The other schedule has more such waits, because its stages alternate
-# between both directions. In the simulation, transfers take no time.
+# While a GPU sends, it does not compute, and neither does a GPU that waits for its receiver. At each boundary, the two
+# stages wait for each other once per transfer. The other schedule has more such waits, because its stages alternate
+# between the two directions. The simulated bubble includes none of this, because transfers take no time in the
+# simulation.
 #
-# With blocking links, the place of a receive matters, too. The cell above therefore takes its programs from the course,
-# which lets every stage run one action per round, so that no stage receives long before it must. A stage that first
-# receives all of its hidden states, and only then runs `F0`, has a correct program, too, and a slow one. With links that
-# do not block, both take the same time.
+# With blocking links, the position of a receive in the program matters, too. The cell above therefore takes its
+# programs from the course's `add_communication`, which lets every stage run one action per round, so that no stage
+# receives long before it has to. A program that first receives all of a stage's hidden states, and only then runs `F0`,
+# is also correct, but slow. With links that do not block, both programs take the same time.
 #
 # ## Sends that do not block
 #
-# `dist.isend` and `dist.irecv` *start* a transfer, and return a work object. On a GPU, the transfer runs on a stream of
-# its own. `wait()` makes the current stream wait for it, and not the host. That brings two new duties.
+# `dist.isend` and `dist.irecv` *start* a transfer and return a work object. On a GPU, the transfer runs on a stream of
+# its own. The work object's `wait()` makes the current stream wait for the transfer, while the host moves on. This
+# leaves you with two new responsibilities.
 #
-# The first is **memory**. Until a send is complete, the tensor must not be freed or overwritten. Somebody has to keep
-# it, and let go of it in time, because every tensor that is kept too long is activation memory.
+# The first is **memory**. Until a send is complete, the tensor must not be freed or overwritten. So your code has to
+# hold on to the tensor, but no longer than necessary, because every tensor that it keeps too long takes up activation
+# memory.
 #
 # The second is **order**. With gloo, a tag tells two messages between the same ranks apart. NCCL ignores tags: within a
-# communicator, the $n$-th send from A to B meets the $n$-th receive of B from A. With blocking sends, exercise 7 put all
-# transfers of two ranks into one order. If receives start early, hidden states and gradients overtake each other: with
-# several chunks, both kinds travel from A to B. So each kind gets a process group of its own, with its own communicators
-# and streams (PyTorch makes them [for each pair of ranks](https://github.com/pytorch/pytorch/issues/132852)). Within one kind,
-# the order of the program remains. And NCCL [wants](https://github.com/NVIDIA/nccl/issues/1174) operations on several
-# communicators in one order on all ranks, which is the order that exercise 7 gives them.
+# communicator, the $n$-th send from A to B is matched with the $n$-th receive on B from A. With blocking sends, your
+# programs from exercise 7 put all transfers between two ranks into one order. Once receives start early, hidden states
+# and gradients can overtake each other, because with several chunks both kinds travel from A to B. So each kind gets a
+# process group of its own, with its own communicators and streams (PyTorch creates them [for each pair of
+# ranks](https://github.com/pytorch/pytorch/issues/132852)). Within one kind, transfers keep the order of the program.
+# NCCL also
+# [expects](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/communicators.html) all ranks to issue
+# operations on several communicators in the same order, and your programs from exercise 7 do.
 #
-# A third way is `dist.batch_isend_irecv`, which hands NCCL a group of sends and receives that start together. PyTorch's own
-# pipeline uses it, and Megatron-LM does unless its transfers overlap with computation.
+# A third way out of the deadlock is `dist.batch_isend_irecv`, which hands NCCL a group of sends and receives that start
+# together. PyTorch's own pipeline uses it, and so does Megatron-LM, unless its transfers overlap with computation.
 
 # %% [markdown]
 # ### Exercise 8: asynchronous links
 #
 # Write `Links` in `p2p.py`. It replaces `BlockingLinks` in your executor, and nothing else changes.
 #
-# - `groups[kind]` is the process group for this kind of tensor; stages are numbered as in the group.
-# - The caller drops the tensor at once, so keep it until it has been sent. (A work object of PyTorch keeps its tensor, too,
-#   but not from being overwritten.) Drop it at the first `send` after that. Do not block to find out.
+# - `groups[kind]` is the process group for this kind of tensor; a stage's number is its rank in the group.
+# - The caller drops the tensor at once, so keep it until it has been sent. (PyTorch's work object holds a reference to
+#   its tensor, too, but does not protect it from being overwritten.) Drop it at the first call of `send` after the
+#   transfer has completed, and do not block to find out whether it has.
 
 # %% answer="p2p"
 %%writefile mytrainer/p2p.py
@@ -2153,7 +2172,7 @@ with check.parts():
 # +        self.sent = [(dist.isend(tensor, group_dst=stage, group=self.groups[kind]), tensor)]
 
 # %% [markdown]
-# Does it help? The same two schedules on the same four GPUs, with your links:
+# Does it help? Here are the same two schedules on the same four GPUs, with your links:
 
 # %% tags=["explore"]
 overlapped = simulated_and_modeled("Links", FOUR)
@@ -2161,33 +2180,35 @@ for name in FOUR:
     print(f"{name:16} {result(f'{1 - overlapped[name] / blocking[name]:.0%}')} faster than with blocking sends (modeled)")
 
 # %% [markdown]
-# What remains above the simulated bubble are transfers that nothing can hide. The first micro-batch has to travel
-# through all boundaries before the last stage can begin, and so has the last gradient. And wherever a stage waits for
-# the result of its neighbor's latest action, it waits for the network, too.
+# What remains above the simulated bubble are transfers that nothing can hide. The first micro-batch has to cross every
+# boundary before the last stage can begin, and the last gradient has to cross every boundary on its way back. And
+# wherever a stage waits for the result of its neighbor's latest action, it waits for the network, too.
 #
 # If shapes were negotiated, each transfer would begin with a header. The receiver's host would have to *read* it before
-# it could allocate the buffer, so it would wait for the GPU each time, and could not queue any work behind it. That is
-# why training frameworks know the shapes, or negotiate them once. PyTorch's `PipelineStage` runs shape inference in the
-# first step; Megatron-LM has `--variable-seq-lengths` for those who must.
+# it could allocate the buffer, so the host would wait for the GPU each time and could not queue any work behind the
+# transfer. That is why training frameworks know the shapes or negotiate them only once. PyTorch's `PipelineStage` runs
+# shape inference in the first step; Megatron-LM has `--variable-seq-lengths` for those who cannot avoid exchanging
+# shapes each time.
 
 # %% [markdown]
 # ## One matrix on two stages
 #
-# GPT-2 uses the embedding's matrix as the weight of the output layer, too. In a pipeline, the first stage needs it for
-# the embedding, and the last one for the logits. So both have a copy. Each copy gets a gradient of its own use. In one
-# process, autograd would add the two up.
+# GPT-2 also uses its embedding matrix as the weight of the output layer. In a pipeline, the first stage needs this
+# **tied** matrix for the embedding, and the last one for the logits. So each of them has a copy, and each copy gets
+# only the gradient from its own use. In a single process, autograd would add the two up.
 
 # %% [markdown]
 # ### Exercise 9: tied ends
 #
 # Write `TiedEnds` in `tied.py`. Both copies stay equal if they start equal and get the same gradient.
 #
-# The gradient norm has to count the matrix once. Your `clip_grad_norm` of lab 09 divides the square of a gradient by the
-# parameter's `copies`, the number of ranks that have the same part, and adds up over a group. With a pipeline, that is
-# the group of all ranks that share the model: its stages, and the tensor-parallel ranks of each. What is `copies` of a
-# tied matrix?
+# The gradient norm has to count the matrix once. Your `clip_grad_norm` of lab 09 divides the squared norm of a gradient
+# by the parameter's `copies`, the number of ranks that have the same part, and sums over a group. With a pipeline, that
+# is the group of all ranks that share the model: its stages, and the tensor-parallel ranks of each. What is `copies` of
+# a tied matrix?
 #
-# Ranks in the middle are not in the group of both ends, and do not take part. So use the group, and number 0 in it.
+# Ranks in the middle are not in the group of the two ends and do not take part. So communicate within this group, in
+# which the first stage is rank 0.
 
 # %% answer="tied"
 %%writefile mytrainer/tied.py
@@ -2319,8 +2340,9 @@ require_tied(check.ranks(tied_ends, ranks=3, rel=1e-5, cases=check.draw(
 # +        self.weight.grad.copy_(both[0] + both[1])
 
 # %% [markdown]
-# Each of the two ends contributes half of the square of the matrix's gradient, and the sum over all ranks counts it
-# once. If the copies' gradients were not added up first, the norm would be wrong even though every rank did its part.
+# Each of the two ends contributes half of the squared norm of the matrix's gradient, so the sum over all ranks counts
+# it once. If the copies' gradients were not added up first, the norm would be wrong even though every rank did its
+# part.
 #
 # Untied matrices need none of this.
 
@@ -2328,14 +2350,15 @@ require_tied(check.ranks(tied_ends, ranks=3, rel=1e-5, cases=check.draw(
 # ## Unequal stages
 #
 # Real stages differ. The last one computes the logits, and layers rarely divide evenly. Follow the micro-batches of
-# GPipe through the forward phase: the first one takes the time of every stage, one after the other. What sets the
-# distance between it and the next one, at the end of the pipeline? The backward phase works the same way, in the other
-# direction.
+# GPipe through the forward phase: the first one spends its forward time on every stage, one after the other. How long
+# after it does the next one leave the last stage, and what determines that? The backward phase works the same way, in
+# the other direction.
 
 # %% [markdown]
 # ### Exercise 10: the step time
 #
-# How long does a step of GPipe take? All passes of a kind take the same time on a stage, and communication takes none.
+# How long does a step of GPipe take? Assume that on any one stage, all forward passes take the same time, and so do all
+# backward passes. Communication takes none.
 
 # %% answer="step-time"
 def step_time(forward, backward, m):
@@ -2389,8 +2412,8 @@ check.function(step_time, cases=cases, expected=lambda forward, backward, m: (
 # +    return sum(forward) + m * max(forward) + sum(backward) + m * max(backward)
 
 # %% [markdown]
-# Now predict a run. The second of four stages has 6 layers, and the others have 4. One virtual H100 measures a forward
-# and a backward pass of each; your function predicts the step; and four GPUs run it:
+# Now predict a run. The second of four stages has 6 layers, and the others have 4. A virtual H100 measures a forward
+# and a backward pass of each stage, your function predicts the step time, and four virtual GPUs run the step:
 
 # %% tags=["explore"]
 LAYERS = [4, 6, 4, 4]
@@ -2426,13 +2449,15 @@ if step_time([1], [1], 1):
 # %% [markdown]
 # ## Train with it
 #
-# Your trainer can use all of this now, except `tied.py`: the Llama below has two matrices. `code/my_trainer.sh` starts two ranks on each of two nodes. With
-# `--pipeline-model-parallel-size 2`, a replica of your Llama has two stages. Your DDP of lab 04 averages the gradients
-# of the two replicas: PP 2 x DP 2. The parameters begin with the values that `pretrain_gpt.py` gives them, so the losses
-# can be compared with those of one process. Your executor runs all backward passes of a step in one call, so the
-# gradients are all-reduced after the last of them, and the script does without `--overlap-grad-reduce`.
-# If your `train.py` has no argument `clip` (lab 09), the next cell replaces it with the course's, and keeps yours as
-# `train.mine.py`:
+# Your trainer can now use all of this except `tied.py`, because the Llama below does not tie its two matrices.
+# `code/my_trainer.sh` starts two ranks on each of two nodes. With `--pipeline-model-parallel-size 2`, a replica of your
+# Llama has two stages. Your DDP from lab 04 averages the gradients of the two replicas, so the layout is PP 2 x DP 2.
+# The parameters start with the values that `pretrain_gpt.py` gives them, so you can compare the losses with those of a
+# single process. Your executor runs all backward passes of a step in one call, so the gradients are all-reduced after
+# the last of them, and the script does not use `--overlap-grad-reduce`.
+#
+# If your `train.py` has no argument `clip` (lab 09), the next cell replaces it with the course's version and keeps
+# yours as `train.mine.py`:
 
 # %% tags=["explore"]
 if "clip=" not in pieces.find("train").path.read_text():
@@ -2468,9 +2493,10 @@ assert norms < 1e-2, "The losses agree, and the gradient norms do not. Look at t
 # %% [markdown]
 # ## For comparison: PyTorch
 #
-# `torch.distributed.pipelining` is PyTorch's own pipeline. A `PipelineStage` wraps a module, and a schedule class drives
-# it. It has what you have: a stage with queues, schedules as lists of actions (its classes compute them), and a function
-# that adds sends and receives. Here is the same model with the same micro-batches in both:
+# [`torch.distributed.pipelining`](https://docs.pytorch.org/docs/stable/distributed.pipelining.html) is PyTorch's own
+# pipeline. A `PipelineStage` wraps a module, and a schedule class drives it. It has the same parts as yours: a stage
+# with queues, schedules as lists of actions (computed by its schedule classes), and a function that adds sends and
+# receives. The next cell runs the same model with the same micro-batches in both:
 
 # %% tags=["explore"]
 def beside_pytorch(sizes):
@@ -2512,15 +2538,15 @@ for rank, (theirs, yours) in enumerate(run_ranks(beside_pytorch, 2, [2, 2, 2, 2]
     print(f"rank {rank}: largest difference between the gradients {result(f'{max(abs(a - b) for a, b in zip(theirs, yours, strict=True)):.1e}')}")
 
 # %% [markdown]
-# It splits the batch with `torch.tensor_split` and averages the micro-batches' gradients with equal weights, which is
-# why the cell above uses micro-batches of one size. You know when that is right.
+# PyTorch's schedule splits the batch with `torch.tensor_split` and averages the micro-batches' gradients with equal
+# weights, which is why the cell above uses micro-batches of one size. You know when that is right.
 #
 # ## For comparison: torchgpipe
 #
-# [torchgpipe](https://torchgpipe.readthedocs.io) ([Kim et al., 2020](https://arxiv.org/abs/2004.09910)) implements GPipe
-# in one process, with a thread for each device. It needs the model as an `nn.Sequential`, and the **balance**: the
-# number of layers on each device. `chunks` is its word for the number of micro-batches. Here are eight GPT blocks on
-# four devices, all of which are this CPU:
+# [torchgpipe](https://torchgpipe.readthedocs.io) ([Kim et al., 2020](https://arxiv.org/abs/2004.09910)) implements
+# GPipe in one process, with a thread for each device. It needs the model as an `nn.Sequential`, and the **balance**:
+# the number of layers on each device. Its argument `chunks` is the number of micro-batches (not the chunks of exercise
+# 6). Here are eight GPT blocks on four devices, all of which are this CPU:
 
 # %% tags=["explore"]
 import copy
@@ -2551,11 +2577,11 @@ print(f"largest difference between the gradients: {worst:.1e}")
 # |---|---|
 # | `"never"` | everything, for every micro-batch |
 # | `"always"` | only the input, for every micro-batch |
-# | `"except_last"` | only the input, but everything for the last micro-batch, whose backward pass comes next |
+# | `"except_last"` | only the input, but everything for the last micro-batch, because its backward pass comes next |
 #
 # `code/examples/gpipe.py` is a complete program. It trains a GPT-2 as a `Sequential` of 14 layers (the embeddings, 12
-# blocks, and the head) on four devices, with the balance `[4, 3, 3, 4]`. Predict first: with four chunks, how many forward
-# passes does each stage run a second time in a step, in each of the modes?
+# blocks, and the head) on four devices, with the balance `[4, 3, 3, 4]`. Predict first: with four micro-batches, how
+# many forward passes does each stage run a second time per step, in each of the three modes?
 
 # %% tags=["explore"] short={"--batch-size 8 --seq-length 64": "--batch-size 4 --seq-length 32"}
 RUN = "python code/examples/gpipe.py --preset tiny --iterations 1 --batch-size 8 --seq-length 64"
@@ -2564,14 +2590,16 @@ for mode in ("never", "always", "except_last"):
     !{RUN} --chunks 4 --checkpoint {mode} | grep -o -E "loss.*norm [0-9.]*|^memory.*at most"
 
 # %% [markdown]
-# The loss is the same in all three, and the activations are not (they are counted tensor by tensor). The price is
-# forward passes that run twice: none with `never`, all four with `always`, and three with `except_last`. The program
-# prints times, too, which this cell drops: on a few shared cores, one iteration's time is noise.
+# The loss is the same in all three modes, but the memory for activations, which the program counts tensor by tensor, is
+# not. The price is forward passes that run twice: none with `never`, all four with `always`, and three with
+# `except_last`. The program also prints times, but this cell drops them: on a few shared cores, the time of a single
+# iteration is noise.
 #
 # In that program, the tied matrix is not on two stages, because a `Sequential` cannot share it. It travels from the
-# first layer to the last with every micro-batch, as a skip connection, and its gradient comes back alike. With a network,
-# `python code/examples/gpipe.py --pretrained gpt2 --dataset squad` fine-tunes the pretrained GPT-2 on SQuAD, the path of
-# the classic tutorials. Without one, `--pretrained` takes a folder that `save_pretrained` wrote.
+# first layer to the last with every micro-batch, as a skip connection, and its gradient comes back the same way. If you
+# have internet access, `python code/examples/gpipe.py --pretrained gpt2 --dataset squad` fine-tunes the pretrained
+# GPT-2 on SQuAD ([Rajpurkar et al., 2016](https://arxiv.org/abs/1606.05250)). Without it,
+# `--pretrained` takes a folder that `save_pretrained` wrote.
 #
 # **This is the end of the second sitting.**
 #
@@ -2582,11 +2610,11 @@ for mode in ("never", "always", "except_last"):
 # 2. **Two ways to four GPUs.** The model fits on one GPU. Would you rather use data parallelism or a pipeline? And if
 #    the network is slow?
 # 3. **The price of the flush.** The bubble exists because the pipeline drains at every step. What would happen if the
-#    next mini-batch simply followed?
-# 4. **A batch in another order.** Your GPipe runs the backward passes in some order. Does it change the gradient? The
-#    memory? The last bits of the loss?
-# 5. **A deadlock in production.** A job hangs after the hidden size was doubled. Which measurements tell you whether it
-#    is a send that used to be eager?
+#    next mini-batch followed right away, without a flush?
+# 4. **A batch in another order.** Your GPipe runs the backward passes in one of several possible orders. Does the order
+#    change the gradient? The memory? The last bits of the loss?
+# 5. **A deadlock in production.** A job hangs after the hidden size was doubled. Which measurements tell you whether
+#    the cause is a send that used to be eager?
 
 # %% [markdown]
 # ## Cleanup
@@ -2603,19 +2631,21 @@ for mode in ("never", "always", "except_last"):
 #
 # - If you split a model between layers, only hidden states and their gradients cross the boundary. A stage runs its own
 #   backward pass, which starts at what it sent.
-# - Micro-batches let the stages compute at the same time. Their gradients add up to the mini-batch's if each is weighted
-#   by its tokens.
+# - Micro-batches let the stages compute at the same time. Their gradients add up to the mini-batch's gradient if each
+#   is weighted by its number of tokens with a loss.
 # - A schedule is a list of actions per stage. GPipe's bubble fraction is $(p - 1) / (m + p - 1)$, and every stage has
 #   all $m$ micro-batches in flight.
-# - A program that needs eager sends is wrong. Either all ranks make their transfers in one order, or sends do not block;
-#   the second one is also faster.
-# - On NCCL, order within a communicator is all that tells tensors apart, so each direction has its own.
-# - A tied matrix is on both ends. Its gradients are added up, and the norm counts it once.
+# - A program that needs eager sends is wrong. Either all ranks take part in their transfers in one common order, or
+#   sends do not block. The second fix is also faster.
+# - With NCCL, only the order within a communicator tells tensors apart, so hidden states and their gradients each get
+#   communicators of their own.
+# - A tied matrix has a copy on each end of the pipeline. The gradients of the two copies are added up, and the norm
+#   counts the matrix once.
 #
 # ## Read next
 #
-# - [Huang et al., 2019](https://arxiv.org/abs/1811.06965), *GPipe*: micro-batches, the flush, and recomputation, on giant
-#   image and translation models.
+# - [Huang et al., 2019](https://arxiv.org/abs/1811.06965), *GPipe*: micro-batches, the flush, and recomputation, on
+#   giant image and translation models.
 # - [Kim et al., 2020](https://arxiv.org/abs/2004.09910), *torchgpipe*: how a pipeline fits into PyTorch's autograd and
 #   streams.
 # - [Narayanan et al., 2021](https://arxiv.org/abs/2104.04473), *Efficient large-scale language model training on GPU
@@ -2623,8 +2653,7 @@ for mode in ("never", "always", "except_last"):
 # - [Megatron-LM's
 #   `p2p_communication.py`](https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/pipeline_parallel/p2p_communication.py):
 #   your exercises 7 and 8, with batched sends and even and odd ranks in opposite orders.
-# - [PyTorch's
-#   `schedules.py`](https://github.com/pytorch/pytorch/blob/main/torch/distributed/pipelining/schedules.py): actions as data, and
-#   `_add_send_recv`, which resembles your `add_communication`.
+# - [PyTorch's `schedules.py`](https://github.com/pytorch/pytorch/blob/main/torch/distributed/pipelining/schedules.py):
+#   actions as data, and `_add_send_recv`, which resembles your `add_communication`.
 #
 # **Next:** the same bubble with less memory, and then a smaller bubble: [Pipeline II](11_pipeline_2.ipynb).

@@ -14,15 +14,15 @@
 # %% [markdown]
 # # Pipeline II: schedules, splits, and grids
 #
-# Your executor of [lab 10](10_pipeline_1.ipynb) runs any schedule, but so far it has only one that is worth running.
-# In this lab, you write better ones, and learn to tell which of them a cluster needs:
+# Your executor from [lab 10](10_pipeline_1.ipynb) runs any schedule, but so far you have only one that is worth
+# running. In this lab, you write better ones, and learn how to tell which of them a cluster needs:
 #
-# - **First sitting, 65 minutes.** GPipe runs out of memory exactly when it becomes efficient. You write the schedule
-#   that large models are trained with, predict its memory, and find the best split of a model that has to
-#   fit.
-# - **Second sitting, 70 minutes.** You shrink the bubble by giving each stage several chunks, compute the network on
-#   which that stops paying, and combine pipelines with your data and tensor parallelism. DeepSpeed's pipeline runs beside
-#   yours.
+# - **First sitting, 65 minutes.** GPipe ([Huang et al., 2019](https://arxiv.org/abs/1811.06965)) runs out of memory
+#   exactly when it becomes efficient. You write the schedule that large models are trained with, predict its peak
+#   memory, and find the fastest way to split a model into stages that fit in memory.
+# - **Second sitting, 70 minutes.** You shrink the bubble by giving each stage several chunks of the model, compute how
+#   slow a network has to be before that stops paying off, and combine pipelines with your data and tensor parallelism.
+#   Finally, you compare DeepSpeed's pipeline with yours.
 #
 # Values are real: CPU ranks compute them. Time and memory of GPUs are **modeled** by virtual GPUs. Your answers are
 # files in `mytrainer/`, and your trainer will train with them.
@@ -60,8 +60,8 @@ from warmranks import run_ranks
 jobs.connect()
 
 # %% [markdown]
-# This lab builds on the files of lab 10, and at its end on those of labs 04 to 09. The next cell installs the course's
-# version of each file that you lack:
+# This lab builds on your files from lab 10 and, toward the end, on those from labs 04 to 09. The next cell installs the
+# course's version of each file that you lack:
 
 # %% tags=["explore"]
 NEEDED = ("collectives", "ddp", "launch", "train", "precision", "checkpointing", "states", "tensor_parallel", "heads",
@@ -77,9 +77,9 @@ if "clip=" not in pieces.find("train").path.read_text():
 # ## When more micro-batches do not fit
 #
 # A pipeline of $p$ stages wastes a part of each step: with GPipe and $m$ micro-batches, every GPU idles for
-# $(p-1)/(m+p-1)$ of the time, the **bubble fraction**. The cure is simple, and you know it from lab 10: more
-# micro-batches. The next cell applies it. Your executor runs a model of 32 transformer layers with a hidden size of 4,096
-# and sequences of 4,096 tokens on four H100s, eight layers on each of them.
+# $(p-1)/(m+p-1)$ of the time, the **bubble fraction**. You know the cure from lab 10, and it is simple: more
+# micro-batches. The next cell applies it. Your executor runs a model of 32 transformer layers, with a hidden size of
+# 4,096 and sequences of 4,096 tokens, on four virtual H100s with eight layers each.
 
 # %% tags=["explore"] short={"LAYERS = 32": "LAYERS = 4", "(4, 8, 16, 32)": "(4, 8)"}
 LAYERS = 32
@@ -122,22 +122,24 @@ for micro_batches in (4, 8, 16, 32):
           gpipe[micro_batches])
 
 # %% [markdown]
-# With 32 micro-batches, the bubble is down to 9%, and the job runs out of memory. (There is no optimizer in it yet, which
-# would need another 12 bytes per parameter.) The reason is in the figure below: the curve under each stage is the number
-# of micro-batches that are **in flight** there, whose forward pass is done and whose backward pass is not. A stage holds
-# the activations of all of them.
+# With 32 micro-batches, the bubble fraction is down to 9%, but the job runs out of memory. It does not even have an
+# optimizer yet, which would need another 12 bytes per parameter. The figure below shows what fills the memory. The
+# curve under each stage counts the micro-batches that are **in flight** there: their forward pass is done, but their
+# backward pass is not. A stage holds the activations of all of them.
 
 # %% tags=["explore"]
 plots.pipeline(load("gpipe", 4, 8), "GPipe, four stages and eight micro-batches")
 
 # %% [markdown]
-# Activation checkpointing would help, but it trades time for memory, and the stage still holds all $m$ inputs. First ask why
-# the activations are there at all. Look at the last stage: what does it wait for between the forward pass of micro-batch 0 and its backward pass?
+# Activation checkpointing would help, but it trades time for memory, and each stage would still hold all $m$ inputs. So
+# first ask why the activations of so many micro-batches are there at all. Look at the last stage: what does it wait for
+# between the forward pass of micro-batch 0 and its backward pass?
 #
-# **1F1B** ([Narayanan et al., 2019](https://doi.org/10.1145/3341301.3359646)) does not wait. In the version that waits
-# at the end of each step until all micro-batches are done, a **flush** ([Narayanan et al., 2021a](https://arxiv.org/abs/2006.09503), who call it PipeDream-Flush), it or its
-# interleaved variant is the schedule of nearly every large training run today. You are about to write it. Before you do, guess: what is the time of
-# a step, relative to GPipe's with the same number of micro-batches?
+# **1F1B** ([Narayanan et al., 2019](https://doi.org/10.1145/3341301.3359646)) removes this wait. The version in use
+# today ends each step with a **flush**: the pipeline drains until all micro-batches are done ([Narayanan et al.,
+# 2021a](https://arxiv.org/abs/2006.09503), who call the schedule PipeDream-Flush). Nearly every large training run with
+# a pipeline uses it or its interleaved variant. You are about to write it. But first, guess: with the same number of
+# micro-batches, how long does a step take relative to a step of GPipe? Set `guess_time` to this ratio:
 
 # %% answer="guess-time"
 ### BEGIN SOLUTION
@@ -147,17 +149,17 @@ guess_time = 1.0
 # %% [markdown]
 # ### Exercise 1: 1F1B
 #
-# Write `one_f_one_b.py`. `F3` is the forward pass of micro-batch 3, and `B3` its backward pass. There are many schedules
-# with these properties, and any of them is right:
+# Write `one_f_one_b.py`. `F3` is the forward pass of micro-batch 3, and `B3` is its backward pass. Many schedules have
+# the following properties, and any of them is right:
 #
-# - Every stage runs both passes of every micro-batch once, and the stages never deadlock.
-# - On stage $s$ (counted from 0), at most $\min(p - s,\, m)$ micro-batches are in flight.
-# - The bubble does not exceed a bound, whether a backward pass takes as long as a forward pass or twice as long. (The check
-#   tells you if yours does.)
-# - It works for any numbers of stages and micro-batches, also for fewer micro-batches than stages.
+# - Every stage runs both passes of every micro-batch exactly once, and the stages never deadlock.
+# - On stage $s$ (counted from 0), at most $\min(p - s,\, m)$ micro-batches are in flight at any time.
+# - The bubble stays within a limit, both when a backward pass takes as long as a forward pass and when it takes twice
+#   as long. (The check tells you if your bubble is too large.)
+# - It works for any number of stages and any number of micro-batches, including fewer micro-batches than stages.
 #
-# Your schedule then trains a small model on real ranks, and a large one on virtual H100s, where its peak memory must not
-# grow with the number of micro-batches.
+# The check then trains a small model on real ranks with your schedule, and a large one on virtual H100s, where the peak
+# memory must not grow with the number of micro-batches.
 
 # %% answer="one-f-one-b"
 %%writefile mytrainer/one_f_one_b.py
@@ -342,24 +344,24 @@ check.compare("step time of 1F1B, GPipe's is 1.0", guess_time, times["your 1F1B"
 plots.pipeline(my_1f1b(4, 8), "My 1F1B", steps=True)
 
 # %% [markdown]
-# **Same bubble, less memory.** It is a common belief that 1F1B has a smaller bubble than GPipe. It has not: the first
-# stage still has to fill the pipeline, and to wait until the first gradient has come back from its other end. (Step
-# through your schedule with the slider, and see which stage waits for which.) What it saves is memory, and that is what
-# lets you have more micro-batches, whose bubble *is* smaller.
+# **Same bubble, less memory.** Many people believe that 1F1B has a smaller bubble than GPipe. It does not: the first
+# stage still has to fill the pipeline, and then wait until the first gradient has come back from the last stage. (Step
+# through your schedule with the slider to see which stage waits for which.) What 1F1B saves is memory. That memory lets
+# you run more micro-batches, and with more micro-batches, the bubble *is* smaller.
 #
-# Two terms are easy to confuse. The bubble fraction is idle time over the whole step, $(p-1)/(m+p-1)$. The **bubble
-# overhead** is idle time over computing time, $(p-1)/m$. [Narayanan et al.,
-# 2021b](https://arxiv.org/abs/2104.04473) call the second one the "bubble time fraction".
+# Two terms are easy to confuse. The bubble fraction is idle time divided by the time of the whole step,
+# $(p-1)/(m+p-1)$. The **bubble overhead** is idle time divided by compute time, $(p-1)/m$. [Narayanan et al.,
+# 2021b](https://arxiv.org/abs/2104.04473) call the bubble overhead the "bubble time fraction".
 #
-# Your stages also differ now: the first one needs the most memory, and the last one the least.
+# With 1F1B, the stages also differ in memory: the first one needs the most, and the last one the least.
 
 # %% [markdown]
 # ## What exactly is in memory?
 #
-# On a cluster, you want to know the peak before a job has waited two days in the queue. A stage holds more than the
-# activations that its layers save for the backward pass. There are the hidden states that it receives and sends, and
-# their gradients. There is what a pass needs only while it runs. All of it is in the program of a rank, as
-# `add_communication` of lab 10 writes it:
+# On a cluster, you want to know the peak memory before your job has waited in the queue for two days. A stage holds
+# more than the activations that its layers save for the backward pass. It also holds the hidden states that it receives
+# and sends, their gradients, and temporary tensors that a pass needs only while it runs. You can work all of this out
+# from a rank's program. Here is the one that `add_communication` from lab 10 writes for the middle one of three stages:
 
 # %% tags=["explore"]
 def my_programs(schedule):
@@ -378,11 +380,12 @@ print("\n".join(my_programs(my_1f1b(3, 2))[1]))
 # %% [markdown]
 # ### Exercise 2: predict the peak
 #
-# Write `pipeline_memory.py`: the peak of what the passes of a rank hold, on top of parameters, gradients of parameters,
-# and optimizer state, given the rank's program. It works for any program, with any number of chunks. Your own `Stage`,
-# `Pipeline`, and `Links` tell you how long each tensor lives. Assume that a send is complete at once. During
-# a pass, its inputs and its outputs are both in memory. The first stage receives no hidden states for chunk 0, and the loss
-# takes no memory: what a pass receives and sends is in the program.
+# Write `pipeline_memory.py`, which predicts from a rank's program the peak memory of its passes, on top of parameters,
+# their gradients, and optimizer state. It works for any program, including that of a stage that holds several separate
+# pieces of the model. Such pieces are called chunks and numbered from 0, and you will use them in the second sitting.
+# To find out how long each tensor lives, read your own `Stage`, `Pipeline`, and `Links`. Assume that a send completes
+# at once. During a pass, its inputs and its outputs are both in memory. The first stage receives no hidden states for
+# chunk 0, and the loss takes no memory, so everything that a pass receives or sends is in the program.
 
 # %% answer="pipeline-memory"
 %%writefile mytrainer/pipeline_memory.py
@@ -581,10 +584,10 @@ with check.parts():
 # +    return max(saved) + max(backward_extra)
 
 # %% [markdown]
-# The numbers of the check come from a single GPU that runs both passes of a few layers. The next cell measures them for
-# the layers of a stage, and compares your predictions with the run. In the same way, it predicts **recomputation under
-# 1F1B**: with activation checkpointing, a layer saves its input only, and the backward pass runs its forward pass again.
-# By which factor will that slow down the step? Set `guess_recompute`:
+# The numbers in the check come from a single GPU that runs both passes of a few layers. The next cell measures them for
+# the layers of one stage, and compares your predictions with a run of the whole pipeline. It then does the same for
+# **recomputation under 1F1B**: with activation checkpointing, a layer saves only its input, and the backward pass runs
+# the layer's forward pass again. By what factor does that slow down the step? Set `guess_recompute`:
 
 # %% answer="guess-recompute"
 ### BEGIN SOLUTION
@@ -607,23 +610,25 @@ for recompute in (False, True):
 check.compare("step time with recomputation (modeled)", guess_recompute, seconds["1F1B", True] / seconds["1F1B", False])
 
 # %% [markdown]
-# The predictions are a little too low. The host runs ahead of
-# the GPU: it has started all passes of the step long before the GPU has run them, and a gradient that is waiting to be
-# sent stays in memory. PyTorch programs on real GPUs do the same. Megatron-LM frees the *data* of a stage's output as soon
-# as it is sent, since the backward pass needs only the graph behind it (`deallocate_pipeline_outputs`). How much would
-# that save here?
+# The predictions are a little too low, because the host runs ahead of the GPU. It has launched all passes of the step
+# long before the GPU has run them, and a gradient that is waiting to be sent stays in memory. PyTorch programs on real
+# GPUs behave the same way.
+# [Megatron-LM](https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/pipeline_parallel/schedules.py) frees the
+# *data* of a stage's output as soon as it is sent, since the backward pass needs only the graph behind it
+# (`deallocate_pipeline_outputs`). How much would that save here?
 #
-# Recomputation costs a third of the computing time at most, since a backward pass takes about as long as two forward
-# passes. It buys a factor of more than ten on the memory of a micro-batch. With GPipe, that decides whether a job runs at
-# all. With 1F1B, only a few micro-batches are in flight, so ask first whether you need it, and then on which stages: the
-# last one has a single micro-batch in flight.
+# Recomputation adds at most a third to the compute time, since a backward pass takes about as long as two forward
+# passes. In return, it cuts the memory of a micro-batch in flight by a factor of more than ten. With GPipe, that
+# decides whether a job runs at all. With 1F1B, only a few micro-batches are in flight, so ask first whether you need
+# recomputation, and then on which stages: the last one has only a single micro-batch in flight.
 
 # %% [markdown]
 # ## Where to split
 #
-# All stages wait for the slowest one. An even split of the *layers* is not an even split of the *time*, because the last
-# stage also multiplies by the output matrix, with a row for every token of the vocabulary. So **profile** first: how long
-# does each part take, for one micro-batch? Here is GPT-2 small on a virtual V100:
+# All stages wait for the slowest one. An even split of the *layers* is not an even split of the *time*, because the
+# last stage also multiplies by the output matrix, which has a row for every token of the vocabulary. So **profile**
+# first: for one micro-batch, how long does each part of the model (the embedding, each layer, and the head) take? Here
+# is GPT-2 small on a virtual V100:
 
 # %% tags=["explore"]
 GPT2 = ("--device virtual:v100 --num-layers 12 --hidden-size 768 --num-attention-heads 12 --fp16 "
@@ -631,22 +636,22 @@ GPT2 = ("--device virtual:v100 --num-layers 12 --hidden-size 768 --num-attention
 layers.table(layers.virtual(GPT2), GPT2)
 
 # %% [markdown]
-# The head takes as long as several layers, and the embedding takes almost no time. In memory, both of them are heavy: each
-# has a matrix of vocabulary size times hidden size, with its gradient and its optimizer state. With 1F1B, memory also
-# depends on *where* a part is: a layer on the first stage has $p$ micro-batches in flight, and the same layer on the last
-# stage has one. So the split that is fastest may not fit.
+# The head takes as long as several layers, and the embedding takes almost no time. But both of them need a lot of
+# memory: each has a matrix of vocabulary size times hidden size, with its gradient and its optimizer state. With 1F1B,
+# memory also depends on *where* a part is. A layer on the first stage holds the activations of $p$ micro-batches, but
+# the same layer on the last stage holds those of only one. So the fastest split may not fit.
 
 # %% [markdown]
 # ### Exercise 3: the best split that fits
 #
-# Write `split.py`. Consecutive parts of the model go to the stages of a pipeline, under 1F1B.
+# Write `split.py`, which assigns consecutive parts of a model to the stages of a pipeline that runs 1F1B:
 #
-# - Every stage has at least one part, and all parts have a stage.
-# - A stage fits if the state of its parts and their activations, for all micro-batches in flight, are at most the capacity
-#   of its GPU. GPUs may differ.
-# - Among the splits that fit, the slowest stage is as fast as possible. If several splits are equally good, any of them is
-#   right. If none fits, the function raises a `ValueError`.
-# - It also splits 60 parts into 8 stages. There are 341 million ways to do that, so do not try them all.
+# - Every stage has at least one part, and every part belongs to exactly one stage.
+# - A stage fits if the parameters, gradients, and optimizer state of its parts, plus their activations for all
+#   micro-batches in flight, take no more than the capacity of its GPU. The GPUs may have different capacities.
+# - Among the splits that fit, the function returns one whose slowest stage is as fast as possible. If several splits
+#   are equally good, any of them is right. If none fits, the function raises a `ValueError`.
+# - It also has to split 60 parts into 8 stages. There are 341 million ways to do that, so do not try them all.
 
 # %% answer="split"
 %%writefile mytrainer/split.py
@@ -932,10 +937,10 @@ with check.parts():
 # +        return [parts // stages + (stage < parts % stages) for stage in range(stages)]
 
 # %% [markdown]
-# Use it. This GPT has 24 layers with a hidden size of 1,024 and runs on four virtual V100s of 16 GB. The next cell
-# profiles its parts, asks your function for two splits, one for GPUs of any size and one for these, and passes both to
-# the trainer with `--balance`. (`--balance` counts only *layers*. The embedding is always on the first stage, and the head
-# on the last one.)
+# Now use it. This GPT has 24 layers with a hidden size of 1,024, and runs on four virtual V100s with 16 GB each. The
+# next cell profiles its parts, and asks your function for two splits: one for GPUs with unlimited memory, and one for
+# these V100s. It passes both to the trainer with `--balance`, along with an even split. (`--balance` counts only
+# *layers*, because the embedding is always on the first stage, and the head on the last one.)
 
 # %% tags=["explore"]
 GPT = ("--device virtual:v100 --num-layers 24 --hidden-size 1024 --num-attention-heads 16 --fp16 "
@@ -959,38 +964,39 @@ splits = {"even": "6-6-6-6", "best": layers_of(1000), "best of 16 GB": layers_of
 costs.show(costs.of({f"{name}, {split}": f"--balance {split}" for name, split in splits.items()}, GPT + "--world-size 4 "
                     "--gpus-per-node 4 --pipeline-model-parallel-size 4 --global-batch-size 64"))
 # %% [markdown]
-# The fastest split saves almost a quarter of the even split's time, and does not fit. The best one that fits takes less
-# than a tenth longer, and needs no recomputation. Both statements are the model's. The fastest split exceeds the memory by
-# less than the model's usual error, so on a cluster, you would try both. What could you do with the memory that is free on the
-# last stage?
+# The fastest split saves almost a quarter of the even split's step time, but it does not fit. The best split that fits
+# takes less than a tenth longer than the fastest one, and needs no recomputation. Both results are modeled. The fastest
+# split exceeds the memory by less than the model's usual error, so on a real cluster, you would try both. What could
+# you do with the memory that is free on the last stage?
 #
 # **This is the end of the first sitting.**
 #
 # ## Less waiting: interleaved chunks
 #
-# The bubble lasts as long as it takes to fill the pipeline and to drain it, and that is a matter of how long a *stage* is.
-# More micro-batches do not shorten it. They only give it more work to hide behind, and the batch size limits their number.
-# With its batch of 16 million tokens, Llama 3 405B, for example, had 16 stages and 2,048 sequences for 128 pipelines: at one
-# sequence per micro-batch, 16 micro-batches for each ([Llama Team, 2024](https://arxiv.org/abs/2407.21783)).
+# The bubble lasts as long as it takes to fill and drain the pipeline, and that depends on how long a pass through one
+# *stage* takes. More micro-batches do not shorten the bubble. They only make the rest of the step longer, so that the
+# bubble is a smaller part of it, and the batch size limits their number. Llama 3 405B is an example. Its batch of 16
+# million tokens consisted of 2,048 sequences, shared by 128 pipelines of 16 stages each. At one sequence per
+# micro-batch, that left 16 micro-batches for each pipeline ([Llama Team, 2024](https://arxiv.org/abs/2407.21783)).
 #
-# **Interleaving** ([Narayanan et al., 2021b](https://arxiv.org/abs/2104.04473)) makes stages shorter without more GPUs.
-# The model is divided into $p\,v$ parts, and each stage has $v$ of them, called **chunks**: part $cp + s$ is chunk $c$ of
-# stage $s$. A micro-batch passes through all stages $v$ times. `F3.1` is the forward pass of micro-batch 3 on the stage's
-# chunk 1, and `F3` is short for `F3.0`.
+# **Interleaving** ([Narayanan et al., 2021b](https://arxiv.org/abs/2104.04473)) makes each pass through a stage shorter
+# without adding GPUs. The model is divided into $p\,v$ parts, and each stage has $v$ of them, called **chunks**: part
+# $cp + s$ is chunk $c$ of stage $s$. A micro-batch passes through all stages $v$ times. `F3.1` is the forward pass of
+# micro-batch 3 through the stage's chunk 1, and `F3` is short for `F3.0`.
 
 # %% [markdown]
 # ### Exercise 4: interleave
 #
-# Write `interleaved.py`, for $m$ divisible by $p$. Again, the properties are all you get:
+# Write `interleaved.py`, for $m$ divisible by $p$. Once more, you get only the properties:
 #
-# - Every stage runs both passes of every micro-batch on each of its chunks once, and the stages never deadlock.
-# - The bubble overhead is $(p-1)/(m\,v)$, a $v$-th of 1F1B's, whether a backward pass takes as long as a forward pass or
-#   twice as long.
-# - No stage ever has more than $(v+1)\,p - 1$ chunks of micro-batches in flight, whatever $m$ is.
+# - Every stage runs both passes of every micro-batch on each of its chunks exactly once, and the stages never deadlock.
+# - The bubble overhead is $(p-1)/(m\,v)$, which is $1/v$ of 1F1B's, both when a backward pass takes as long as a
+#   forward pass and when it takes twice as long.
+# - With each micro-batch counted once per chunk, no stage ever has more than $(v+1)\,p - 1$ in flight, whatever $m$ is.
 #
-# Work it out on paper for two stages with two chunks each and four micro-batches. Which forward passes does stage 0 have
-# to run before its first gradient can be there? In which order do micro-batches and chunks take turns, so that no stage
-# waits for another?
+# First work it out on paper for two stages with two chunks each and four micro-batches. Which forward passes does stage
+# 0 have to run before its first gradient can arrive? In which order do micro-batches and chunks take turns, so that no
+# stage has to wait for another?
 
 # %% answer="interleaved"
 %%writefile mytrainer/interleaved.py
@@ -1116,23 +1122,26 @@ with check.parts():
 plots.pipelines(one_f_one_b=my_1f1b(4, 8), interleaved=my_interleaved(4, 8, 2))
 
 # %% [markdown]
-# The bubble has shrunk, and you can see one of the two prices: each stage has more in flight. The other one is in the
-# arrows that the figure does not draw: a micro-batch now crosses from GPU to GPU $pv - 1$ times in each direction
-# instead of $p - 1$ times, with hidden states as large as before, and between two crossings there is less to compute.
+# The bubble has shrunk, and you can see the first of two prices: each stage has more in flight. The second price is
+# communication, which the figure does not show. A micro-batch now crosses from GPU to GPU $pv - 1$ times in each
+# direction instead of $p - 1$ times. The hidden states are as large as before, and there is less to compute between two
+# crossings.
 #
 # ## The network on which interleaving stops paying
 #
-# So on a slow network, 1F1B must win. Where is the break-even? A rough estimate divides the time that the bubble loses by
-# the number of additional sends. It is badly off, because most sends cost nothing: they overlap with other passes. Which
-# of them do not is a property of the two schedules. Take this model of a network: the result of a pass arrives on the next
-# stage `link` seconds after the pass has ended. Sending occupies neither stage, and transfers do not disturb each other.
+# So on a slow enough network, 1F1B must win. Where is the break-even? A rough estimate divides the time by which the
+# bubble has shrunk by the number of additional sends. That is far off, because most sends cost nothing: they overlap
+# with other passes. Which sends are exposed depends on the two schedules. Take this model of a network: the result of a
+# pass arrives at the next stage `link` seconds after the pass has ended. A transfer occupies neither stage, and
+# transfers do not slow each other down.
 
 # %% [markdown]
 # ### Exercise 5: the break-even
 #
-# Write `break_even.py`. `step_time` returns the time from the first start to the last end of a step, for any valid
-# schedule: a pass starts as soon as its stage is idle and its input has arrived. `break_even` finds the network. Below its
-# `link`, the schedule with chunks is faster than the one without, and above it is not, each to within 0.1%.
+# Write `break_even.py`. Its function `step_time` returns the time from the start of a step's first pass to the end of
+# its last pass, for any valid schedule. A pass starts as soon as its stage is idle and its input has arrived. The
+# function `break_even` finds the network: with a shorter `link` than it returns, the schedule with chunks is faster
+# than the one without, and with a longer one, it is not. Find this `link` to within 0.1%.
 
 # %% answer="break-even"
 %%writefile mytrainer/break_even.py
@@ -1363,10 +1372,10 @@ with check.parts():
 # +    return saved / more
 
 # %% [markdown]
-# Now predict a real network. Four H100s run a model of 8 such layers as at the beginning of the lab, two on each, with
-# 8 micro-batches. Each transfer moves the hidden states of 4,096 tokens in bf16, $2 \cdot 4096 \cdot 4096$ bytes. On a network
-# of how many Gbit/s between the GPUs do 1F1B and two chunks per stage take equally long, with Megatron-LM's schedule? Guess
-# first. Then the cell asks your function:
+# Now predict a break-even in Gbit/s. Four virtual H100s run a model with 8 of the layers from the beginning of the lab,
+# two on each GPU, with 8 micro-batches. Each transfer moves the hidden states of 4,096 tokens in bf16, or
+# $2 \cdot 4096 \cdot 4096$ bytes. At what bandwidth between the GPUs does Megatron-LM's schedule with two chunks per
+# stage take as long as 1F1B? Set `guess_gbits` first. Then the next cell asks your function, with your own schedules:
 
 # %% answer="guess-gbits"
 ### BEGIN SOLUTION
@@ -1385,8 +1394,8 @@ print(f"passes of {1000 * forward:.1f} and {1000 * backward:.1f} ms: break-even 
 check.compare("break-even in Gbit/s", guess_gbits, gbits)
 
 # %% [markdown]
-# Here is what the virtual GPUs do. NVLink and networks of several speeds run both schedules on your executor, beside the
-# time that your `step_time` predicts:
+# Now see what the virtual GPUs do. The next cell runs both schedules with your executor, over NVLink and over networks
+# of several speeds, and prints each step time beside the one that your `step_time` predicts:
 
 # %% tags=["explore"] short={"(3600, 400, 100, 50, 25, 10)": "(3600, 10)"}
 def on_network(schedule, network):
@@ -1409,44 +1418,47 @@ for rate in RATES:
               f"{took[1] / took[0] - 1:+.0%}"), "(modeled)")
 
 # %% [markdown]
-# The model of the network is crude: no latency, and no two transfers share a link. Where does it fail first, and why there?
-# Look at how far the two predictions are off as the network becomes slower, and remember that on the slowest networks a
-# transfer takes longer than a pass, so that transfers must queue.
+# Your model of the network is crude: it has no latency, and no two transfers ever share a link. Where does it fail
+# first, and why there? Look at how far off the two predictions are as the network becomes slower. Remember that on the
+# slowest networks, a transfer takes longer than a pass, so transfers must queue.
 #
-# Your simulation also shows what the rule "interleaving costs communication" hides. In 1F1B, a stage alternates strictly
-# with its neighbors, so micro-batches wait for transfers on any network: $p$ of them for $2(p-1)$. Interleaved stages can
-# run further ahead. In Megatron-LM, a stage begins with two forward passes more than the next one, where one would suffice
-# on an ideal network. The second one gives a transfer the time of a whole pass. So with two passes ahead, more
-# micro-batches than stages, and a fast network, interleaving exposes *less* communication than 1F1B. (Megatron-LM overlaps sends only with interleaving: `overlap_p2p_comm`.) By how many
-# passes does each of your stages run ahead? Try the other number, and see what happens to the break-even and to memory.
+# Your simulation also shows what the rule "interleaving costs communication" hides. In 1F1B, a stage alternates
+# strictly with its neighbors, so some communication is exposed on any network: every $p$ micro-batches wait for
+# $2(p-1)$ transfers. Interleaved stages can run further ahead. In Megatron-LM, each stage starts with two more forward
+# passes than the next stage, although one more would be enough on an ideal network. The second one gives a transfer the
+# time of a whole pass. So with two passes ahead, more micro-batches than stages, and a fast network, interleaving
+# exposes *less* communication than 1F1B. (Megatron-LM overlaps sends with computation only in its interleaved schedule:
+# `overlap_p2p_comm`.) By how many passes does each of your stages run ahead of the next one? Try the other number, and
+# see what happens to the break-even and to memory.
 
 # %% [markdown]
 # ## Pipelines in a grid
 #
-# A pipeline alone trains nothing large: each of its stages is shared by tensor-parallel ranks, and the whole of it has
-# data-parallel replicas. So a rank has three coordinates, and it belongs to a process group along each of them. Which
-# ranks go into which group decides which network carries what:
+# A pipeline alone is not enough to train a large model: each of its stages is shared by tensor-parallel ranks, and the
+# whole pipeline has data-parallel replicas. So a rank has three coordinates, and it belongs to a process group along
+# each of these axes. Which ranks form a group decides which network carries its traffic:
 #
-# - **Tensor-parallel** ranks all-reduce hidden states in every layer, so they are neighbors, within a node.
-# - **Data-parallel** ranks all-reduce gradients once per step, a lot of data, which can overlap with the backward pass.
-#   They come next.
-# - **Pipeline** stages exchange hidden states at their boundaries only. They are farthest apart.
+# - **Tensor-parallel** (TP) ranks all-reduce hidden states in every layer, so they are neighbors within a node.
+# - **Data-parallel** (DP) ranks all-reduce their gradients once per step. That is a lot of data, but the all-reduce can
+#   overlap with the backward pass, so these ranks are the next closest.
+# - **Pipeline-parallel** (PP) stages only exchange hidden states at their boundaries, so they are farthest apart.
 #
-# This is the order of Megatron-LM: rank $r = i_\text{tensor} + t\,(i_\text{data} + d\,i_\text{stage})$, with $t$
+# Megatron-LM uses this order: rank $r = i_\text{tensor} + t\,(i_\text{data} + d\,i_\text{stage})$, with $t$
 # tensor-parallel ranks, $d$ replicas, and $p$ stages.
 #
-# By default, and here, `new_group` is a collective of *all* ranks, including those that will not be in the group: every rank
-# has to create every group, and in the same order. And with NCCL, a process group has one communicator per pair of stages,
-# whose operations run in the order in which they were started. Between two stages, hidden states and gradients travel at
-# the same time. One way to keep them apart is a process group for each direction.
+# By default, and in this lab, `new_group` is a collective over *all* ranks, including those that will not be in the
+# group. So every rank has to create every group, and in the same order. With NCCL, a process group also has one
+# communicator per pair of stages, whose operations run in the order in which they were launched. But between two
+# stages, hidden states and gradients travel at the same time, in opposite directions. One way to keep them apart is a
+# process group for each direction.
 
 # %% [markdown]
 # ### Exercise 6: the grid
 #
-# Write `grid.py`. `Grid(tensor, pipeline)` is built on all ranks of the default group, which it divides completely. The
-# number of replicas follows. If `tensor * pipeline` does not divide the number of ranks, it raises a `ValueError` on all of
-# them. Its attributes are the rank's place (`stage`, `stages`, `replica`) and its process groups (`tensor`, `data`, `model`,
-# `links`, `ends`), as the docstring describes them.
+# Write `grid.py`. All ranks of the default group create a `Grid(tensor, pipeline)`, and each of them has a place in it,
+# so the number of replicas follows. If the number of ranks is not divisible by `tensor * pipeline`, the constructor
+# raises a `ValueError` on all of them. The attributes of a grid are the rank's place (`stage`, `stages`, `replica`) and
+# its process groups (`tensor`, `data`, `model`, `links`, `ends`), as the docstring describes them.
 
 # %% answer="grid"
 %%writefile mytrainer/grid.py
@@ -1719,15 +1731,16 @@ with check.parts():
 # %% [markdown]
 # ### Gradients of replicas
 #
-# Each stage now has replicas, and your DDP of lab 04 averages their gradients. But a stage runs $m$ backward passes per
-# step, each of which adds to the same gradients. Hooks that start an all-reduce in the first of them would average a
-# gradient to which the other passes still add: a wrong result, or $m$ times the communication. So only the **last** backward
-# pass of each parameter may start its all-reduce. With your schedule, which pass is that on each stage? And which stage
-# finishes first, so that its all-reduce overlaps with nothing but the bubble?
+# Each stage now has replicas, and your DDP from lab 04 averages their gradients. But a stage runs $m$ backward passes
+# per step, and each of them adds to the same gradients. Hooks that start an all-reduce in the first of these passes
+# would average gradients that are not complete yet. Either the result would be wrong, or every pass would need its own
+# all-reduce, which is $m$ times the communication. So only the **last** backward pass may start the all-reduce of a
+# parameter's gradient. In your schedule, which pass is the last one on each stage? And which stage finishes first, so
+# that its all-reduce overlaps with nothing but the bubble?
 #
-# Your trainer runs all backward passes under `no_sync`, and averages at the end of the step. The next cell trains your
-# Llama of lab 09 on two nodes in three ways: PP 2 x DP 2 with 1F1B; TP 2 x PP 2; and interleaved, with two chunks per
-# stage. The reference is a single process of `pretrain_gpt.py`.
+# Your trainer runs all backward passes under `no_sync`, and averages the gradients at the end of the step. The next
+# cells train your Llama from lab 09 on two nodes in three ways: PP 2 x DP 2 with 1F1B; TP 2 x PP 2 with 1F1B; and
+# interleaved, with two chunks per stage. The reference is a single-process run of `pretrain_gpt.py`.
 
 # %% tags=["explore"] short={"--train-iters 10": "--train-iters 2"}
 FLAGS = ("--device cpu --num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 "
@@ -1764,8 +1777,9 @@ for name in ("mine_pp_dp", "mine_tp_pp", "mine_interleaved"):
 # %% [markdown]
 # ## DeepSpeed's pipeline
 #
-# How does a library do it? **DeepSpeed** ([Rasley et al., 2020](https://doi.org/10.1145/3394486.3406703)) has 1F1B as a
-# stream of instructions, and its own executor for them. This is what the last of four stages does first:
+# How does a library do it? **DeepSpeed** ([Rasley et al., 2020](https://doi.org/10.1145/3394486.3406703)) expresses
+# 1F1B as a stream of instructions, and has its own executor for them. These are the first instructions of the last of
+# four stages:
 
 # %% tags=["explore"]
 from lablib import deepspeed_cpu  # before deepspeed: lets it run without GPUs
@@ -1783,9 +1797,9 @@ def instructions_of(stages, stage, micro_batches):
 print("\n".join(instructions_of(4, 3, 8)[:10]))
 
 # %% [markdown]
-# A **buffer** holds the activations of one micro-batch, and is reused when the micro-batch is done, so its number is not
-# the micro-batch's. Sends and receives are instructions, too, as in the programs of lab 10. Is it the same schedule as
-# yours?
+# A **buffer** holds the activations of one micro-batch, and is reused when that micro-batch is done, so the number of a
+# buffer is not the number of its micro-batch. Sends and receives are instructions, too, as in the programs of lab 10.
+# Is this the same schedule as yours?
 
 # %% tags=["explore"]
 for stage, mine in enumerate(my_1f1b(4, 8)):
@@ -1798,11 +1812,11 @@ for stage, mine in enumerate(my_1f1b(4, 8)):
     print(f"stage {stage}: {' '.join(theirs)}  {good('as mine') if theirs == mine else bad('not as mine')}")
 
 # %% [markdown]
-# `code/examples/pipe_dream.py` trains a GPT of 14 layers with it: the embedding, 12 blocks, and the head. Its script starts
-# one process per stage with `srun`, here four on two nodes. DeepSpeed splits a model by one of three methods: `uniform`
-# gives all stages the same number of layers, `parameters` balances the number of parameters, and `type:REGEX` balances the
-# number of layers whose class name matches. None of them looks at times or memory. Before you run the cell: which split
-# does `type:Block` give for 12 blocks on four stages, and who gets the head?
+# `code/examples/pipe_dream.py` trains a GPT of 14 layers with it: the embedding, 12 blocks, and the head. Its job
+# script starts one process per stage with `srun`, here four of them on two nodes. DeepSpeed splits a model by one of
+# three methods: `uniform` gives all stages the same number of layers, `parameters` balances the number of parameters,
+# and `type:REGEX` balances the number of layers whose class name matches. None of them considers time or memory. Before
+# you run the cell: how does `type:Block` split 12 blocks across four stages, and which stage gets the head?
 
 # %% tags=["explore"] short={"code/examples/pipe_dream.sh --balance type:Block --iterations 3": "--ntasks-per-node=1 code/examples/pipe_dream.sh --balance type:Block --iterations 1 --seq-length 32"}
 !sbatch code/examples/pipe_dream.sh --balance type:Block --iterations 3
@@ -1813,8 +1827,9 @@ four = jobs.wait()
 
 # %% [markdown]
 # The log begins with the split of the layers and with DeepSpeed's own schedule. At the end, each stage prints its peak
-# activation memory. Compare it with your rule: why is it not in the ratio 4:3:2:1? With two layers less, the last stage
-# would also be faster. Your `best_split` would say so, and `--balance 4,4,4,2` is how to tell this program:
+# activation memory. Compare it with the rule that stage $s$ has $p - s$ micro-batches in flight: why is the ratio not
+# 4:3:2:1? With two fewer layers, the last stage would also be faster. Your `best_split` would tell you so, and
+# `--balance 4,4,4,2` passes such a split to this program:
 
 # %% tags=["explore"] short={"code/examples/pipe_dream.sh --balance 4,4,4,2 --iterations 3": "--ntasks-per-node=1 code/examples/pipe_dream.sh --balance 6,8 --iterations 1 --seq-length 32"}
 !sbatch code/examples/pipe_dream.sh --balance 4,4,4,2 --iterations 3
@@ -1827,29 +1842,30 @@ for one, two in zip(logs.lines(four.log, "| loss "), logs.lines(other.log, "| lo
 !grep -hE "DeepSpeed: balance|speed" {four.log} {other.log}
 
 # %% [markdown]
-# The losses agree: where the model is split does not change what it learns.
+# The losses agree: where you split a model does not change what it learns.
 #
-# **Configuring it.** DeepSpeed reads a JSON file. This is the one of both jobs:
+# **Configuring it.** DeepSpeed reads its settings from a JSON file. Both jobs used this one:
 
 # %% tags=["explore"]
 !cat code/examples/pipe_dream.json
 
 # %% [markdown]
-# DeepSpeed creates the optimizer, clips the gradient, and asks the data loader for as many micro-batches as a step needs
-# (`gradient_accumulation_steps`), so all that the program calls is `engine.train_batch(batches)`. With a pipeline, ZeRO
-# works at stage 1 only, which shards the optimizer state. Stages 2 and 3 raise `ZeRO-2 and ZeRO-3 are incompatible with
-# pipeline parallelism`: they would have to reduce gradients, or gather parameters, in each of the $m$ passes of a step.
+# DeepSpeed creates the optimizer, clips the gradient, and asks the data loader for as many micro-batches as a step
+# needs (`gradient_accumulation_steps`), so the program only has to call `engine.train_batch(batches)`. With a pipeline,
+# ZeRO works only at stage 1, which shards the optimizer state. ZeRO stages 2 and 3 raise `ZeRO-2 and ZeRO-3 are
+# incompatible with pipeline parallelism`: they would have to reduce gradients, or gather parameters, in each of the $m$
+# passes of a step.
 #
 # ## Discuss
 #
-# 1. **More micro-batches.** With 1F1B, memory does not grow with their number, and the bubble shrinks. Why not use a
-#    thousand?
-# 2. **Chunks or stages.** You have 16 GPUs and 48 layers. Compare 16 stages with 4 stages of 4 chunks each, in 4 replicas:
-#    bubble, memory, and what crosses which network.
-# 3. **Recompute where?** The first stage holds $p$ micro-batches, and the last one a single one. Which stages would you
-#    recompute on, and what does that do to the best split?
-# 4. **Unequal replicas.** One of two replicas has a slow GPU in its third stage. What does each of the other ranks wait for,
-#    and where would you see it in a profile?
+# 1. **More micro-batches.** With 1F1B, more micro-batches shrink the bubble, and they need no more memory. Why not use
+#    a thousand of them?
+# 2. **Chunks or stages.** You have 16 GPUs and 48 layers. Compare one pipeline of 16 stages with 4 replicas of a
+#    pipeline of 4 stages, with 4 chunks per stage. Consider the bubble, memory, and what crosses which network.
+# 3. **Recompute where?** The first stage holds the activations of $p$ micro-batches, and the last one those of a single
+#    one. On which stages would you recompute, and what does that do to the best split?
+# 4. **Unequal replicas.** One of two replicas has a slow GPU in its third stage. What does each of the other ranks wait
+#    for, and where would you see that in a profile?
 
 # %% [markdown]
 # ## Cleanup
@@ -1864,28 +1880,30 @@ for one, two in zip(logs.lines(four.log, "| loss "), logs.lines(other.log, "| lo
 # %% [markdown]
 # ## What you have built
 #
-# Six files: 1F1B and interleaved 1F1B, written from their properties; a prediction of a rank's peak memory under any
-# schedule; the best split that fits, exactly; a simulation that finds the network on which interleaving stops paying; and
-# the process groups of a whole cluster. Three things to remember:
+# Six files: 1F1B and interleaved 1F1B, both written from their properties alone; a prediction of a rank's peak memory
+# under any schedule; an exact search for the fastest split that fits; a simulation that finds the network on which
+# interleaving stops paying off; and the process groups of a whole cluster. Three things to remember:
 #
-# - 1F1B has GPipe's bubble, and at most $p - s$ micro-batches in flight on stage $s$, whatever $m$ is.
-# - The slowest stage sets the pace, and the first one the memory. Profile, then split, with the memory in the search.
-# - Interleaving divides the bubble by $v$, and multiplies the transfers. On a fast network, and with more micro-batches than
-#   stages, it hides them better than 1F1B if each stage runs two passes further ahead than the next one.
+# - 1F1B has the same bubble as GPipe, but at most $p - s$ micro-batches in flight on stage $s$, whatever $m$ is.
+# - The slowest stage sets the pace, and the first one needs the most memory per layer. Profile first, then search for
+#   the fastest split that fits.
+# - Interleaving divides the bubble by $v$, but multiplies the number of transfers. On a fast network, and with more
+#   micro-batches than stages, it hides them better than 1F1B does if each stage runs two passes further ahead than the
+#   next one.
 #
-# Every schedule of this lab flushes the pipeline at the end of each step. [Lab 12](12_pipeline_3.ipynb) asks what happens
-# if it does not, and fills the rest of the bubble with gradients of weights.
+# Every schedule in this lab flushes the pipeline at the end of each step. [Lab 12](12_pipeline_3.ipynb) asks what
+# happens without a flush, and then fills what is left of the bubble by computing weight gradients in it.
 #
 # ## Read next
 #
 # - [Narayanan et al., 2021a](https://arxiv.org/abs/2006.09503), *Memory-efficient pipeline-parallel DNN training*:
-#   PipeDream-Flush, which everybody calls 1F1B, and its relatives without a flush.
+#   PipeDream-Flush, which everybody now calls 1F1B, and its relatives without a flush.
 # - [Narayanan et al., 2021b](https://arxiv.org/abs/2104.04473), *Efficient large-scale language model training on GPU
 #   clusters*: interleaving, and how tensor, pipeline, and data parallelism fit together on 3,072 GPUs.
 # - [Megatron-LM's
-#   `schedules.py`](https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/pipeline_parallel/schedules.py): both
-#   schedules of this lab as loops that compute, send, and receive.
-# - [Llama Team, 2024](https://arxiv.org/abs/2407.21783), section 3.3.2: a pipeline of 16 stages whose number of micro-batches
-#   need not be divisible by it, and a first and a last stage with one layer less.
-# - [Lamy-Poirier, 2023](https://arxiv.org/abs/2211.05953), *Breadth-first pipeline parallelism*: which passes of which
-#   chunk should go first, and what that has to do with data parallelism.
+#   `schedules.py`](https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/pipeline_parallel/schedules.py): the
+#   two schedules of this lab, written as loops that compute, send, and receive.
+# - [Llama Team, 2024](https://arxiv.org/abs/2407.21783), section 3.3.2: a pipeline of 16 stages that accepts any number
+#   of micro-batches, and whose first and last stages have one layer fewer than the others.
+# - [Lamy-Poirier, 2023](https://arxiv.org/abs/2211.05953), *Breadth-first pipeline parallelism*: in which order the
+#   passes of the chunks should run, and what that has to do with data parallelism.

@@ -16,13 +16,14 @@
 #
 # 1F1B holds few activations, but it has GPipe's bubble. In this lab, you attack the bubble from two sides:
 #
-# - **First sitting, 75 minutes.** You leave out the pipeline flush. Stages never wait, and pay with weight versions and
-#   stale gradients. You write three stages that keep the right versions, and train a small GPT with them.
-# - **Second sitting, 75 minutes.** You keep the flush, and fill the bubble with work that nobody waits for: you split the
-#   backward pass in two, write zero-bubble schedules, and compete with the published ones.
+# - **First sitting, 75 minutes.** You leave out the pipeline flush. Stages never wait, but the price is several
+#   versions of the weights, and stale gradients. You write three kinds of stages that keep the right versions, and
+#   train a small GPT with them.
+# - **Second sitting, 75 minutes.** You keep the flush, and fill the bubble with work that no other stage waits for: you
+#   split the backward pass in two, write zero-bubble schedules, and compete with the published ones.
 #
-# Values are real: CPU ranks compute them, driven by your executor from lab 10. (If you lack one of its files, the
-# course's executor takes its place.) The memory of GPUs is **modeled** by virtual GPUs. Your answers are files in
+# All values are real: CPU ranks compute them with your executor from lab 10. (If one of its files is missing, the
+# course's executor takes its place.) GPU memory is **modeled** by virtual GPUs. You write your answers to files in
 # `mytrainer/`.
 
 # %% tags=["setup"]
@@ -69,8 +70,9 @@ jobs.connect()
 # ## A small batch for a long pipeline
 #
 # Llama 3 405B was trained on 16,384 GPUs: TP 8, PP 16, and DP 128, with 2,048 sequences per step ([Llama Team,
-# 2024](https://arxiv.org/abs/2407.21783), table 4). This leaves 16 sequences for each pipeline of 16 stages. How long
-# would its GPUs wait under plain 1F1B, if a backward pass takes twice as long as a forward pass?
+# 2024](https://arxiv.org/abs/2407.21783), table 4). That leaves each pipeline of 16 stages only 16 sequences, so at
+# most 16 micro-batches. What share of the time would its GPUs be idle under plain 1F1B, if a backward pass takes twice
+# as long as a forward pass?
 
 # %% tags=["explore"]
 TIMES = Durations(forward=1, backward=1, weight=1)  # a backward pass that is not split takes backward + weight
@@ -78,11 +80,11 @@ one_step = simulate(one_f_one_b(16, 16), TIMES)
 print(f"bubble fraction: {bad(f'{one_step.bubble_fraction:.1%}')} of the time (simulated)")
 
 # %% [markdown]
-# The GPUs would be idle for almost half of the time. (This **bubble fraction** is idle time divided by all time. What
+# The GPUs would be idle almost half of the time. (This **bubble fraction** is idle time divided by total time. What
 # [Narayanan et al., 2021](https://arxiv.org/abs/2104.04473) call the bubble time fraction, $(p-1)/m$, is idle time
-# divided by the rest of the time.) More micro-batches would help, but the batch is given, and every additional replica
-# takes its share of it. Interleaving, which Llama 3 used, divides the bubble by the number of chunks, and multiplies
-# the communication.
+# divided by compute time, with $p$ stages and $m$ micro-batches.) More micro-batches would help, but the batch size is
+# fixed, and every additional data-parallel replica takes its share of the batch. Interleaving, which Llama 3 used,
+# divides the bubble by the number of chunks per stage, but multiplies the communication.
 #
 # The bubble has one cause: the **pipeline flush**. At the end of each step, the pipeline drains, because no micro-batch
 # of the next step may start before the weights have been updated. What if no stage waited?
@@ -91,12 +93,12 @@ print(f"bubble fraction: {bad(f'{one_step.bubble_fraction:.1%}')} of the time (s
 # ## Without a flush
 #
 # **PipeDream** ([Narayanan et al., 2019](https://doi.org/10.1145/3341301.3359646)) does not wait. Micro-batches arrive
-# in an endless stream, in the order of 1F1B, and every stage updates its own weights after each of its backward passes.
-# The bubble is gone, except at the very beginning.
+# in an endless stream. Every stage runs its passes in the order of 1F1B, and updates its own weights after each
+# backward pass. The bubble is gone, except at the very beginning.
 #
-# Your executor needs no change for this. A stream is one long program whose micro-batches go on counting, and `Pipeline`
-# takes a class for its stages, `make_stage`. So the simplest stage without a flush is your `Stage` with an update at the
-# end of `backward`:
+# Your executor needs no change for this. A stream is one long schedule in which the micro-batch numbers keep
+# increasing, and `Pipeline` takes the class of its stages as an argument, `make_stage`. So the simplest stage without a
+# flush is your `Stage` with an update at the end of `backward`:
 
 # %% tags=["explore"]
 class NaiveStage:
@@ -149,8 +151,9 @@ except RankError as error:
 
 # %% [markdown]
 # PyTorch refuses. Between the forward and the backward pass of a micro-batch, the stage has run the backward passes of
-# earlier micro-batches, and each of them has changed the weights. Autograd saved a reference to the weights, not a
-# copy, so it counts the changes of every tensor, and compares the counts.
+# earlier micro-batches, and each of them has changed the weights. Autograd saves a reference to the weights, not a
+# copy. To catch such changes, it counts the in-place operations on every tensor, and compares the count in the backward
+# pass with that in the forward pass.
 #
 # The counter does not see changes through `.data`. Many people have silenced this error that way:
 
@@ -165,11 +168,11 @@ for number in range(6):
     print(f"micro-batch {number}:", *(rank[0][number] for rank in naive))
 
 # %% [markdown]
-# Now it runs, and the first stage computes the gradient of micro-batch 3 with activations that belong to one version of
-# the weights, and with the weights of another one. Is the result at least the gradient at *some* weights of this
-# training? The next cell computes the true gradient of micro-batch 3 at **every** combination of versions that the
-# three stages ever held, and takes the nearest. The distance is relative: at 0, it would be the gradient at these
-# weights, and at 1, the error is as large as the gradient.
+# Now it runs, but the first stage computes the gradient of micro-batch 3 with the activations of one version of the
+# weights and the values of another. Is the result at least the gradient at *some* weights that the pipeline has held?
+# The next cell computes the true gradient of micro-batch 3 at **every** combination of versions that the three stages
+# ever held, and picks the one nearest to the pipeline's result. The distance is relative: 0 means that the result is
+# the gradient at these weights, and 1 that the error is as large as the gradient.
 
 # %% tags=["explore"]
 def nearest(ranks, number):
@@ -183,23 +186,23 @@ distance, combination = nearest(naive, 3)
 print(f"nearest at versions {combination}: distance {bad(f'{distance:.1e}')}")
 
 # %% [markdown]
-# It is the gradient at no weights that the pipeline ever held. The versions in the last line are only those whose gradient
-# comes closest, not those that the stages used. The distance is small because so few updates have changed the weights
-# little, and it grows with the learning rate. Such steps often reduce the loss for a while, which makes the bug worse,
-# because nothing fails.
+# The result is not the gradient at any weights that the pipeline ever held. The versions in the last line of the output
+# are only those whose gradient comes closest, not those that the stages used. The distance is small because a few
+# updates have barely changed the weights, and it grows with the learning rate. Training with such gradients often
+# reduces the loss for a while, which makes the bug worse, because nothing fails.
 #
-# PipeDream's remedy is **weight stashing**. A stage keeps the weights of a forward pass until the backward pass of the
-# same micro-batch needs them. Each set of values that the weights of a stage have had is a **weight version**. The
-# update always applies to the newest one.
+# PipeDream's remedy is **weight stashing**. A stage keeps the weights that a forward pass used until the backward pass
+# of the same micro-batch has used them, too. Each set of values that a stage's weights have had is a **weight
+# version**, or version for short. An update always applies to the newest one.
 #
-# ![A timeline of three stages under PipeDream. Every box is a forward or backward pass of a micro-batch and names the
-# version of the weight that it uses. On stage 0, micro-batch 3 runs forward with version 1 and backward with version 1,
+# ![A timeline of three stages under PipeDream. Every box is a forward or backward pass of a micro-batch, labeled with
+# the weight version that it uses. On stage 0, micro-batch 3 runs forward with version 1 and backward with version 1,
 # although the newest is version 3 by then. On stage 2, every micro-batch runs backward right after its forward pass, so
 # the newest version is the only one.](../images/weight_versions.svg)
 #
-# A version costs as much memory as the stage's weights, so no stage can afford one that nothing needs anymore, nor two
-# copies of the same one. How many versions does the first of four stages hold under 1F1B, and how many does the last
-# one hold? Set `guess_first` and `guess_last`:
+# Each version takes as much memory as the stage's weights, so no stage can afford to keep a version that nothing needs
+# anymore, or two copies of the same version. How many versions does the first of four stages hold under 1F1B, and how
+# many does the last one hold? Set `guess_first` and `guess_last`:
 
 # %% answer="guess-first"
 ### BEGIN SOLUTION
@@ -209,21 +212,21 @@ guess_first, guess_last = 4, 1
 # %% [markdown]
 # ### Exercise 1: weight stashing
 #
-# Write `weight_stash.py`: a stage that updates its weights after every backward pass. It has the interface of your
+# Write `weight_stash.py`, a stage that updates its weights after every backward pass. It has the interface of your
 # `Stage`, so your executor can run it.
 #
 # - `forward` uses the newest version. `backward` uses the version that the forward pass of the same micro-batch used,
 #   and then updates the newest version with its gradient.
 # - `update` is the optimizer: `update(name, value, grad)` returns the new value of a parameter, as a new tensor. Call
 #   it once for each parameter and micro-batch. All parameters require gradients.
-# - The module's own parameters have the newest values after every pass, so that a checkpoint saves these.
-# - Between two passes, a stage holds the newest version, the older ones that a micro-batch in flight needs, and nothing
-#   else as large as the weights. Micro-batches that used the same version share it.
-# - Modules are arbitrary. Some multiply matrices, others only scale their input, and autograd saves different tensors
-#   for them.
+# - The module's own parameters have the newest values after every pass, so that a checkpoint contains them.
+# - Between two passes, a stage holds the newest version, the older ones that micro-batches in flight still need, and
+#   nothing else as large as the weights. Micro-batches that used the same version share it.
+# - Your stage must work with any module. Some multiply matrices, others only scale their input, and autograd saves
+#   different tensors for each of them.
 #
-# The check compares losses and weights on ranks with those of one process, and counts your versions in the memory of a
-# virtual GPU.
+# The check compares the losses and weights on several ranks with those of a single process, and measures on a virtual
+# GPU how many versions you hold in memory.
 
 # %% answer="weight-stash"
 %%writefile mytrainer/weight_stash.py
@@ -599,11 +602,11 @@ print(f"nearest at versions {combination}: distance {good(f'{distance:.1e}')}")
 # ## One version for all stages
 #
 # The gradient is now exact, but look at the versions. Micro-batch 3 saw the first stage after one update, the second
-# after two, and the third after three. In a training without a pipeline, there is no such model: after one update, all
-# layers have made one.
+# after two, and the third after three. Training without a pipeline never has such a model: each update changes all
+# layers at once.
 #
-# The paper also describes **vertical sync**: every stage uses the version that was the newest on the *first* stage when
-# the micro-batch entered the pipeline. PipeDream's authors leave it off by default. What does it cost? Guess how many
+# The paper also describes **vertical sync**: every stage uses the version that was newest on the *first* stage when the
+# micro-batch entered the pipeline. PipeDream's authors leave it off by default. What does it cost? Guess how many
 # versions the **last** of four stages holds with vertical sync. Set `guess_synced`:
 
 # %% answer="guess-synced"
@@ -614,28 +617,31 @@ guess_synced = 4
 # %% [markdown]
 # **PipeDream-2BW** ("double-buffered weights"; [Narayanan et al., 2021](https://arxiv.org/abs/2006.09503)) lowers this
 # price. It updates once per batch of $m \ge p$ micro-batches, and the whole batch uses one version on all stages. So
-# the entire pipeline computes what one process would, with the gradient of the version before the newest:
+# the pipeline as a whole computes what one process would if it took the gradient at the version before the newest. With
+# the learning rate $\nu$ and the loss $f$ of a batch, this is:
 #
 # $$W^{(t+1)} = W^{(t)} - \nu\,\nabla f\big(W^{(t-1)}\big)$$
 #
-# The same paper calls 1F1B with a flush **PipeDream-Flush**. In the formula, its gradient is that of $W^{(t)}$.
+# The same paper calls 1F1B with a flush **PipeDream-Flush**. In its formula, the gradient is taken at $W^{(t)}$, as in
+# ordinary training.
 #
 # ### Exercise 2: vertical sync and 2BW
 #
-# Write `synced_stash.py`. All three methods follow from one rule. The stream is divided into batches of `interval`
-# micro-batches, and version $v$ is what the weights are after $v$ updates. **All micro-batches of a batch use the same
-# version on all stages, in both passes: the newest one that the first stage has when the first micro-batch of the batch
-# enters the pipeline under 1F1B.** With an interval of 1, this is vertical sync.
+# Write `synced_stash.py`. Vertical sync, 2BW, and PipeDream-Flush all follow from one rule. The stream is divided into
+# batches of `interval` micro-batches, and version $v$ is the weights after $v$ updates. **All micro-batches of a batch
+# use the same version on all stages, in both passes: the newest one that the first stage has when the first micro-batch
+# of the batch enters the pipeline under 1F1B.** With an interval of 1, this is vertical sync.
 #
 # - In a long stream, batch $j$ uses version $j - d$, where the **delay** $d$ does not depend on $j$. Which pass of the
 #   first stage comes right before the one in which a micro-batch enters? `delay` returns $d$ for a stream through any
-#   number of stages, and any interval. The first batches, for which there is no such version, use version 0.
-# - `SyncedStash` is a stage. It updates once per batch, after the batch's last backward pass, with the sum of its
-#   gradients: the executor has weighted the losses. Forward and backward passes each run in the order of the micro-batches.
-#   The module's own parameters have the newest values after every pass.
+#   number of stages, with any interval. The first batches, for which there is no such version, use version 0.
+# - `SyncedStash` is a stage. It updates once per batch, after the batch's last backward pass, with the sum of the
+#   batch's gradients. No averaging is needed, because the executor has already weighted the losses. Forward and
+#   backward passes each run in the order of the micro-batches. The module's own parameters have the newest values after
+#   every pass.
 # - With a delay of 0, and a flush after every batch, `SyncedStash` is PipeDream-Flush.
 # - Between two passes, a stage holds the versions that later passes need, the sum of the gradients within a batch, and
-#   nothing else as large as the weights. After the update, no gradient is left.
+#   nothing else as large as the weights. After an update, no gradient stays in memory.
 
 # %% answer="synced-stash"
 %%writefile mytrainer/synced_stash.py
@@ -942,8 +948,8 @@ with check.parts():
 # +        self.zeros = self.sums = [0 * one for one in self.sums]
 
 # %% [markdown]
-# Now measure what each policy costs: the versions that four stages hold right after an update. With 2BW, a batch has
-# four micro-batches.
+# Now measure the cost of each of these policies, as the number of versions that each of four stages holds right after
+# an update. With 2BW, a batch has four micro-batches.
 
 # %% tags=["explore"]
 def synced_stage(interval, flush=False):
@@ -969,22 +975,23 @@ check.compare("versions on the last stage, with vertical sync", guess_synced, co
 
 # %% [markdown]
 # Vertical sync needs as many versions on every stage as PipeDream does on the first one. The last stage has nothing in
-# flight that would need them: it holds them for micro-batches that have not arrived yet. 2BW holds two everywhere,
-# however many stages there are, and updates less often.
+# flight that would need them: it holds them for micro-batches that have not arrived yet. 2BW holds two on every stage,
+# however long the pipeline is, but it updates less often.
 #
-# Activations come on top. In all four, stage $s$ has at most $p - s$ micro-batches in flight.
+# Activations take memory in addition to the weights. With all four policies, stage $s$ has at most $p - s$
+# micro-batches in flight.
 
 # %% [markdown]
 # ### Exercise 3: recompute with the right weights
 #
-# On large models, 2BW runs with activation recomputation, as its paper does: a stage keeps only the input of a micro-batch
-# in flight, and repeats the forward pass right before the backward pass. The second forward pass has to give what the
-# first one gave, although the weights have been updated in the meantime.
+# For large models, 2BW is combined with activation recomputation, as in its paper: a stage keeps only the input of a
+# micro-batch in flight, and repeats the forward pass right before the backward pass. The second forward pass has to
+# reproduce the result of the first, although the weights have been updated in the meantime.
 #
 # Write `stash_recompute.py`, a `SyncedStash` with recomputation. Between two passes, a stage holds the same weight
-# versions as before, and of each micro-batch in flight only the hidden states that it received and the micro-batch
-# itself. The checks are those of Exercise 2, without the delays, and with a module whose activations are much larger than
-# its input.
+# versions as before, and for each micro-batch in flight only the hidden states that it received and the micro-batch
+# itself. The checks are those of Exercise 2, except for those of `delay`, and they use a module whose activations are
+# much larger than its input.
 
 # %% answer="stash-recompute"
 %%writefile mytrainer/stash_recompute.py
@@ -1137,18 +1144,17 @@ with check.parts():
 # +        return y
 
 # %% [markdown]
-# A checkpoint function that recomputes with `self.module` would have been the naive stage again, without any error: its
-# forward pass runs before the updates, and its backward pass after them. (If a stage has dropout, the random numbers
-# have to be those of the first forward pass, too.)
+# A checkpoint function that recomputes with `self.module` would have brought back the bug of the naive stage, without
+# any error message: its first forward pass runs before the updates, and its backward pass after them. (If a stage has
+# dropout, the random numbers have to be those of the first forward pass, too.)
 
 # %% [markdown]
 # ## Does staleness hurt?
 #
-# All four policies compute exact gradients, but without a flush, they are gradients at old weights. With weight
-# stashing, these are older on the first stage than on the last. Take the simplest function that there is, $f(w) =
-# w^2/2$ with a single weight. SGD computes $w \leftarrow w - \nu w$, and converges for
-# every learning rate $\nu$ below 2. Up to which rate does it converge with 2BW, whose gradient is one update old? Set
-# `guess_rate`:
+# All four policies compute exact gradients, but without a flush, these are gradients at old weights. With weight
+# stashing, the weights are older on the first stage than on the last. Take a very simple loss, $f(w) = w^2/2$ with a
+# single weight $w$. SGD computes $w \leftarrow w - \nu w$, and converges for every learning rate $\nu$ below 2. Up to
+# which learning rate does it converge with 2BW, whose gradient is one update old? Set `guess_rate`:
 
 # %% answer="guess-rate"
 ### BEGIN SOLUTION
@@ -1195,15 +1201,17 @@ check.compare("largest learning rate with a delay of 1", guess_rate, round(rates
 #
 # $$\nu = 2 \sin \frac{\pi}{4d + 2}$$
 #
-# and for a large delay, almost $\pi / (2d + 1)$. For other functions, divide by the largest curvature. So a pipeline
-# with twice as many stages and vertical sync has to halve its learning rate, roughly, while 2BW keeps the delay at 1. For plain
-# weight stashing, $d$ differs between the stages. Momentum and Adam change these limits, but not the trend: staleness is
-# harmless while a step changes the weights little, and dangerous once it changes them much.
+# which is close to $\pi / (2d + 1)$ if the delay is large. For other functions, divide by the largest curvature. So if
+# you double the number of stages, vertical sync has to halve its learning rate, roughly, while the delay of 2BW stays
+# at one update. For plain weight stashing, $d$ differs between the stages. Momentum and Adam change these limits, but
+# not the trend: staleness is harmless as long as each update changes the weights only a little, and dangerous once
+# updates are large.
 #
-# A limit on the rate is not the whole answer, because time counts, too. So train a small GPT, one layer on each of four
-# ranks, with four micro-batches per batch, and stop all policies at the same simulated time. PipeDream-Flush spends a
-# part of it on the bubble. The others do not, so they get more micro-batches done. Weight stashing and vertical sync
-# also update after every micro-batch, and the other two once per batch. The optimizer is Adam.
+# A limit on the learning rate is not the whole answer, because time counts, too. So train a small GPT, one layer on
+# each of four ranks, with four micro-batches per batch, and stop all policies at the same simulated time.
+# PipeDream-Flush spends part of this time on the bubble. The others do not, so they process more micro-batches. Weight
+# stashing and vertical sync also update after every micro-batch, while the other two update once per batch. The
+# optimizer is Adam.
 
 # %% tags=["explore"] short={"HORIZON = 1260": "HORIZON = 84"}
 HORIZON = 1260  # in forward passes of a micro-batch on one stage: 60 steps with a flush
@@ -1254,9 +1262,9 @@ def compare_policies(rate):
     return curves
 
 # %% [markdown]
-# The tokens follow a rule that the model has to find: each depends on the two before it. At a learning rate of 0.003, by
-# how many percent will the final loss of 2BW be above that of PipeDream-Flush (negative: below)? Set `guess_percent`. The
-# run takes about a minute.
+# The tokens follow a rule that the model has to find: each depends on the two before it. At a learning rate of 0.003,
+# by what percentage will the final loss of 2BW be above that of PipeDream-Flush? Set `guess_percent`; a negative number
+# means below. The run takes about a minute.
 
 # %% answer="guess-percent"
 ### BEGIN SOLUTION
@@ -1270,8 +1278,8 @@ check.compare("percent by which the loss of 2BW is above that of PipeDream-Flush
 plots.curves(slow, "time, in forward passes (simulated)", "loss", "Small GPT at a learning rate of 0.003")
 
 # %% [markdown]
-# The next cell repeats it at a learning rate of 0.01, and takes a minute again. Before you run it, predict which curves
-# will be lower than before, and which higher.
+# The next cell repeats the run at a learning rate of 0.01, and takes another minute. Before you run it, predict which
+# curves will end lower than before, and which will end higher.
 
 # %% tags=["explore"]
 fast = compare_policies(0.01)
@@ -1280,32 +1288,35 @@ for policy in slow:
 plots.curves(fast, "time, in forward passes (simulated)", "loss", "Small GPT at a learning rate of 0.01")
 
 # %% [markdown]
-# Is the bubble worth its price? Not at the lower rate: weight stashing is far ahead. At the higher rate, PipeDream-Flush
-# has become better, and all others worse. With each policy at the better of the two rates, weight stashing still ends
-# below PipeDream-Flush. But these two differ in more than staleness: weight stashing updates after every micro-batch, so
-# its batches are a quarter as large, and it makes seven times as many updates in this time.
+# Is the flush worth its bubble? Not at the lower rate: weight stashing is far ahead. At the higher rate,
+# PipeDream-Flush does better than before, and all others do worse. With each policy at the better of the two rates,
+# weight stashing still ends below PipeDream-Flush. But these two differ in more than staleness: weight stashing updates
+# after every micro-batch, so its batches are a quarter as large, and it makes seven times as many updates in the same
+# time.
 #
-# Two pairs differ mainly in staleness. Weight stashing and vertical sync make the same updates with the same samples, but
-# with vertical sync, the last stage, too, uses weights that are three updates old. 2BW and PipeDream-Flush both update
-# once per batch. 2BW makes more updates, and each of them is one step late. Here, this costs more than the bubble.
+# Two pairs of policies differ mainly in staleness. Weight stashing and vertical sync make the same number of updates
+# with the same samples, but with vertical sync, even the last stage uses weights that are three updates old. 2BW and
+# PipeDream-Flush both update once per batch. 2BW makes more updates, but each of them uses a gradient that is one
+# update old. Here, this staleness costs more than the bubble.
 #
-# Do not conclude too much from one seed, and from the beginning of the training of a tiny model, whose weights change a
-# lot with every update. Narayanan et al. (2021) trained BERT and GPT models with 2BW, and report a similar final
-# accuracy. Newer work says that much depends on the optimizer. The title of [Zmushko et al.,
-# 2026](https://arxiv.org/abs/2606.30634) is its result: *One-Step Gradient Delay is Not a Barrier for Large-Scale
-# Asynchronous Pipeline Parallel LLM Pretraining*. With the delay of 2BW, AdamW degrades severely, but Muon is robust, and
-# a correction by error feedback helps any optimizer. With these, the gap to training with a flush closes, on models with
-# up to 10 billion parameters. [Jung et al., 2026](https://arxiv.org/abs/2602.03515) look for the reason why Adam suffers
-# more, the deeper the pipeline.
+# Do not read too much into one seed and the beginning of a training run of a tiny model, whose weights change a lot
+# with every update. [Narayanan et al., 2021](https://arxiv.org/abs/2006.09503) trained BERT and GPT models with 2BW,
+# and report a final accuracy similar to that of training without stale gradients. Newer work finds that much depends on
+# the optimizer. [Zmushko et al., 2026](https://arxiv.org/abs/2606.30634) put their result in the title: *One-Step
+# Gradient Delay is Not a Barrier for Large-Scale Asynchronous Pipeline Parallel LLM Pretraining*. With the delay of
+# 2BW, AdamW degrades severely, but Muon is robust, and a correction by error feedback helps any optimizer. With these
+# remedies, the gap to training with a flush closes, on models with up to 10 billion parameters. [Jung et al.,
+# 2026](https://arxiv.org/abs/2602.03515) investigate why Adam suffers more from staleness as pipelines get deeper.
 #
-# So before you leave out the flush, count what it really costs. Today's schedules leave a much smaller bubble without
-# changing a single gradient. They are the subject of the second sitting.
+# So before you leave out the flush, work out what it really costs. Today's schedules leave a much smaller bubble
+# without changing a single gradient. They are the subject of the second sitting.
 
 # %% [markdown]
 # ## Zero bubble
 #
-# 1F1B bounds the memory of a pipeline, but its bubble is GPipe's: $p-1$ forward and backward passes. The batch of the
-# opening left 16 micro-batches to each pipeline. This is the result with four times as many:
+# 1F1B bounds the memory of a pipeline, but its bubble is as long as GPipe's: $p-1$ forward and $p-1$ backward passes.
+# The batch at the beginning of this lab left each pipeline 16 micro-batches. The next cell shows the idle time with
+# four times as many:
 
 # %% tags=["explore"]
 wide = simulate(load("1f1b", 16, 64))
@@ -1313,23 +1324,23 @@ print(f"16 stages, 64 micro-batches, 1F1B: the GPUs are idle for {result(f'{wide
 plots.pipeline(load("1f1b", 4, 8), "1F1B", live=False)
 
 # %% [markdown]
-# In the figure, a third of the idle time is after a stage's last pass, and another third between its first forward passes
-# and its first backward pass. The rest is before the first pass, and between the last backward passes. Most of it has one
-# cause: gradients pass through one stage after the other, and each takes twice as long for its backward pass as for its
-# forward pass. What exactly does the previous stage wait for?
+# In the figure, a third of the idle time comes after a stage's last pass, and another third between its first forward
+# passes and its first backward pass. The rest comes before the first pass, and between the last backward passes. Most
+# of the idle time has one cause: gradients pass through one stage after the other, and each stage takes twice as long
+# for a backward pass as for a forward pass. What exactly does the previous stage wait for?
 #
 # A linear layer $Y = XW^\top$ receives the gradient $G$ of its output, and computes two things with it:
 #
 # $$\frac{\partial L}{\partial X} = G\,W, \qquad \frac{\partial L}{\partial W} = G^\top X$$
 #
-# The first one is the gradient that the layer before needs, and so on to the previous stage. Nothing needs the second
-# one until the optimizer's step. Yet autograd computes both before it moves on to the next layer. [Qi et al.,
+# The first is what the layer before needs, and so on, down to the previous stage. Nothing needs the second until the
+# optimizer step. Yet autograd computes both before it moves on to the next layer. [Qi et al.,
 # 2023](https://arxiv.org/abs/2401.10241) split the pass: **B** computes the gradient of the input and sends it, and
-# **W** computes the gradients of the weights at any time between B and the optimizer's step. (The published formulas,
-# and ours, use $F$, $B$, and $W$ for the times of these passes, too.)
+# **W** computes the gradients of the weights at any time between B and the optimizer step. (The published formulas, and
+# ours, use $F$, $B$, and $W$ for the times of these passes, too.)
 #
-# How long are they? An MLP has nothing but linear layers and element-wise functions. Guess the times of B and W on an
-# H100, each divided by the time of the forward pass. Set `guess_times` to a pair, such as `[2, 2]`:
+# How long do they take? An MLP consists of nothing but linear layers and element-wise functions. Guess the times of B
+# and W on an H100, each divided by the time of the forward pass. Set `guess_times` to a pair, such as `[2, 2]`:
 
 # %% answer="guess-times"
 ### BEGIN SOLUTION
@@ -1360,34 +1371,37 @@ check.compare("B relative to F (modeled)", guess_times[0], inputs / forward)
 check.compare("W relative to F (modeled)", guess_times[1], (both - inputs) / forward)
 
 # %% [markdown]
-# The GEMMs of all three passes have the same FLOPs. In this model, W takes longer than the others because eager PyTorch also
-# casts each gradient to fp32 and adds it to the accumulated one, in kernels of their own. Megatron-LM fuses both into the
-# GEMM (**gradient accumulation fusion**). With attention, the order changes: its core has no weights, so it makes F and B
-# longer, and adds nothing to W. In any case, W is the only pass that can wait.
+# The GEMMs of all three passes have the same FLOPs. On this modeled H100, W takes longer than F and B because eager
+# PyTorch also casts each gradient to fp32 and adds it to the accumulated one, in separate kernels. Megatron-LM fuses
+# both into the GEMM (**gradient accumulation fusion**). With attention, W may become the shortest: the core of
+# attention has no weights, so it makes F and B longer, and adds nothing to W. In any case, W is the only pass that can
+# wait.
 #
-# Production code has this split, too. With `delay_wgrad_compute`, a module of Transformer Engine queues the GEMM of W in
-# its backward pass, and `backward_dw()` runs it later. Megatron-LM uses this to hide the all-to-all of mixture-of-experts
-# layers.
+# Production code has this split, too. With `delay_wgrad_compute`, a module of [Transformer
+# Engine](https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/api/pytorch.html) queues the GEMM of W in
+# its backward pass, and `backward_dw()` runs it later. Megatron-LM uses this to hide the all-to-all of
+# mixture-of-experts layers.
 #
 # ### Exercise 4: split the backward pass
 #
 # Write `split_backward.py`. `SplitStage` takes the place of your `Stage` of lab 10: `Pipeline(modules, links, buffer,
 # make_stage=SplitStage)` executes schedules with W. Modules stay as they are. They call `torch.nn.functional.linear`,
-# as your layers of lab 09 do, and `linear_replaced`, which is given, replaces this function within a `with` block.
+# as your layers of lab 09 do, and the given `linear_replaced` replaces this function within a `with` block.
 #
-# - `forward` and `backward` do what those of `Stage` do, except that `backward` computes no gradient of a matrix or bias
-#   that a linear layer uses. It queues what W will need. All other parameters, such as embeddings and the scales of norms,
-#   get their gradients in B.
-# - `weight(key)` computes the gradients of one micro-batch that `backward` has queued, and adds them to the parameters'
-#   `.grad`. Then nothing of the micro-batch stays in memory. Different micro-batches may be in flight at once.
-# - After all three passes, every gradient is what one process computes: also of a matrix that two layers use, of one
-#   that does not require a gradient (it has none), and of parameters in bf16 whose `grad_dtype` is `torch.float32`.
-#   These accumulate in fp32, as in lab 05.
+# - `forward` and `backward` do what those of `Stage` do, except that `backward` computes no gradient of a matrix or
+#   bias that a linear layer uses. Instead, it queues what W will need. All other parameters, such as embeddings and the
+#   scales of norms, get their gradients in B.
+# - `weight(key)` computes the gradients that `backward` has queued for one micro-batch, and adds them to the
+#   parameters' `.grad`. After that, nothing of the micro-batch stays in memory. Different micro-batches may be in
+#   flight at once.
+# - After all three passes, every gradient equals the one that a single process computes. This includes a matrix that
+#   two layers share, a matrix that does not require a gradient (and gets none), and bf16 parameters whose `grad_dtype`
+#   is `torch.float32`, which accumulate in fp32, as in lab 05.
 # - Between B and W, a stage keeps the input of each linear layer and the gradient of its output, and nothing else.
-# - With activation checkpointing, the module's forward pass runs again, in the middle of B. Then B must not compute the
-#   weight gradients, either.
+# - With activation checkpointing, the module's forward pass runs again, in the middle of B. Even then, B must not
+#   compute the weight gradients.
 #
-# Any number of dimensions may precede the features. The last stage returns a loss, as in lab 10.
+# Inputs may have any number of dimensions before the features. The last stage returns a loss, as in lab 10.
 
 # %% answer="split-backward"
 %%writefile mytrainer/split_backward.py
@@ -1744,14 +1758,15 @@ for name, actions in {"W right after B": SOON, "all W at the end": LATE, "all F 
 
 # %% [markdown]
 # Between B and W, a micro-batch keeps the inputs of the linear layers and the gradients of their outputs, which is less
-# than all activations between F and B, but not much less. So from now on, a micro-batch is **in flight** from F to W,
-# and the most micro-batches in flight on a stage is our (slightly pessimistic) measure of memory.
+# than the activations that it keeps between F and B, but not much less. So from now on, a micro-batch is **in flight**
+# from F to W, and the largest number of micro-batches in flight on a stage is our (slightly pessimistic) measure of its
+# memory.
 #
 # ### Exercise 5: ZB-H1
 #
-# What share of 1F1B's idle time is left if W may run at any time, but no stage may hold more than the first stage of 1F1B?
-# Assume that F, B, and W take the same time. (An ordinary backward pass is B and W in one.) Set `guess_left` to a number
-# between 0 and 1:
+# What share of 1F1B's idle time is left if W may run at any time, but no stage may have more micro-batches in flight
+# than the first stage of 1F1B? Assume that F, B, and W take the same time. (An ordinary backward pass is B and W in
+# one.) Set `guess_left` to a number between 0 and 1:
 
 # %% answer="guess-left"
 ### BEGIN SOLUTION
@@ -1759,12 +1774,12 @@ guess_left = 0.33
 ### END SOLUTION
 
 # %% [markdown]
-# Now write `zb_h1`. It returns the actions of each stage, in the form of lab 10, with `W3` for W of micro-batch 3.
+# Now write `zb_h1`. It returns the actions of each stage, in the format of lab 10, with `W3` for W of micro-batch 3.
 # With $p$ stages and $m$ micro-batches:
 #
 # - At most $p$ micro-batches are in flight on any stage, as on the first stage of 1F1B. In flight now means until W.
-# - If F, B, and W take 1 each, the whole schedule takes $3m + p - 1$ from the first start to the last end, where $m \ge p$.
-#   With $m < p$, fewer W are there to fill the gaps, and it takes $2m + 2p - 1$.
+# - If F, B, and W take one unit of time each, the whole schedule takes $3m + p - 1$ from the first start to the last
+#   end if $m \ge p$. With $m < p$, there are not enough W to fill the gaps, and it takes $2m + 2p - 1$.
 #
 # Draw two stages on paper first. Which passes can a stage run while it waits for its first gradient, and which may it
 # run only later than you would like?
@@ -1875,8 +1890,8 @@ check.schedule(zb_h1_schedule, on_rank=True, cases=check.draw(8, stages=range(1,
 # +        actions += [f"W{k}" for k in range(micro_batches)]
 
 # %% [markdown]
-# The executor of lab 10, here the course's copy of it, runs your schedule on four ranks. Every pass takes 20 ms, so that
-# the timeline can be compared with a simulated one:
+# The executor of lab 10, here the course's copy of it, runs your schedule on four ranks. Every pass sleeps for 20 ms,
+# so that you can compare the timeline with a simulated one:
 
 # %% tags=["explore"]
 def on_ranks(schedule):
@@ -1897,19 +1912,20 @@ print(f"bubble {result(f'{ran.bubble_fraction:.1%}')} on four ranks, {simulated.
 draw_beside({"ZB-H1 on four ranks": ran, "ZB-H1, simulated": simulated}, "", True)
 
 # %% [markdown]
-# The idle time at the end is gone: W fills it. In general, if W is the shortest of the three and $m \ge p$, ZB-H1 idles for
-# $(p-1)(F+B-W)$, and 1F1B for $(p-1)(F+B+W)$. What is left is at the beginning, before a stage's first action, and between
-# the first F and the first B. No W can fill that, because none is ready yet. What else could a stage run there?
+# The idle time at the end is gone: W fills it. In general, if W is the shortest of the three and $m \ge p$, ZB-H1 idles
+# for $(p-1)(F+B-W)$, and 1F1B for $(p-1)(F+B+W)$. The rest is at the beginning: before a stage's first action, and
+# between its first F and its first B. No W can fill these gaps, because none is ready yet. What else could a stage run
+# there?
 #
 # ### Exercise 6: ZB-H2
 #
 # Allow more memory, and the second gap closes as well. Write `zb_h2` for at least $2p-1$ micro-batches:
 #
 # - If F, B, and W take the same time, **no stage ever waits** between its first and its last action. So each stage
-#   takes $m(F+B+W)$ for a step.
+#   spends $m(F+B+W)$ on a step.
 # - At most $2p-1$ micro-batches are in flight on any stage.
 #
-# Stages still begin one after the other. When does each of them receive its first gradient, and what does it do until
+# Stages still start one after the other. When does each of them receive its first gradient, and what does it do until
 # then?
 
 # %% answer="zb-h2"
@@ -1997,16 +2013,17 @@ h2 = zb_h2_schedule(4, 12)
 draw_beside({"ZB-H1": simulate(parse(zb_h1_schedule(4, 8))), "ZB-H2": simulate(parse(zb_h2_schedule(4, 8)))}, "", True)
 
 # %% [markdown]
-# ZB-H2 is a parallelogram: no stage waits, but each begins one F after the previous one, and ends later. That is idle
-# time, too, unless stage 0 begins its next step at once. It may do so only when its own optimizer step is done, and two
-# things in an optimizer step make it wait for all other stages: the global gradient norm, and the check for NaN and
-# infinity.
+# In a timeline, ZB-H2 is a parallelogram: no stage waits, but each starts one F after the previous stage, and ends that
+# much later. This is idle time, too, unless stage 0 starts its next step at once. It may do so only when its own
+# optimizer step is done, and two things in an optimizer step make it wait for all other stages: the global gradient
+# norm, and the check for NaN and infinity.
 #
-# Qi et al. therefore step first and validate later (**post-validation**). Each stage uses what it knows of the norm so far,
-# passes it on with the pipeline's own messages, and rolls its step back in the rare case in which the gradients had to be
-# clipped or contained a NaN. So the rollback must be exact, and the optimizer must be invertible, as Adam is if you keep
-# the gradients. Our trainer does not do that: its ZB-H2 has the idle time of ZB-H1, in more memory. How much memory? This
-# is the most loaded stage with your `SplitStage`:
+# Qi et al. therefore step first and validate later (**post-validation**). Each stage uses the part of the norm that it
+# knows so far, passes it on along with the pipeline's own sends, and rolls back its step in the rare case in which the
+# gradients had to be clipped or contained a NaN. The rollback must be exact, so the optimizer must be invertible, as
+# Adam is if you keep the gradients. Our trainer does not do that, so its ZB-H2 has as much idle time as ZB-H1, and
+# needs more memory. How much more? The next cell shows the peak of the stage that needs the most memory with your
+# `SplitStage`:
 
 # %% tags=["explore"]
 for name, schedule in {"ZB-H1": zb_h1_schedule(4, 12), "ZB-H2": h2}.items():
@@ -2018,17 +2035,19 @@ for name, schedule in {"ZB-H1": zb_h1_schedule(4, 12), "ZB-H2": h2}.items():
 # %% [markdown]
 # ## Back and forth: V-shaped schedules
 #
-# ZB-H2 pays for a wait with memory: a micro-batch travels to the last stage, and its gradient comes all the way back,
-# before stage 0 can run its first B. So shorten the wait. Give every stage two chunks of the model, and place them in a
-# **V**: with $p$ stages, stage $s$ has parts $s$ and $2p-1-s$. A micro-batch turns around on the last stage without a
-# transfer, and its loss is computed on stage 0. Gradients begin there, too, so stage 0 does not wait for them.
+# ZB-H2 spends memory to fill a wait: the first micro-batch has to travel to the last stage, and its gradient all the
+# way back, before stage 0 can run its first B. Instead, you can shorten the wait. Divide the model into $2p$ parts,
+# give every stage two of them as its chunks, and place them in a **V**: stage $s$ has parts $s$ and $2p-1-s$. A
+# micro-batch turns around on the last stage without a transfer, and its loss is computed on stage 0. The backward pass
+# starts there, too, so stage 0 does not wait for other stages to send the first gradient.
 #
-# **ZBV** (Qi et al., 2023, section 6, and [2024](https://arxiv.org/abs/2405.15362)) has no bubble in the sense of ZB-H2 if F,
-# B, and W take the same time, and each stage takes the memory that the first one of 1F1B takes. **DualPipe**, of DeepSeek-V3
-# ([DeepSeek-AI, 2024](https://arxiv.org/abs/2412.19437)), sends micro-batches in from both ends, so every parameter is held
-# twice. **DualPipeV** is DualPipe cut in half, which needs only one copy. Its steady state pairs the forward pass of one
-# chunk with the backward pass of the other, so that the computation of one hides the all-to-all of the other. Here are both
-# with three stages and six micro-batches:
+# **ZBV** (Qi et al., 2023, section 6, and [2024](https://arxiv.org/abs/2405.15362)) has no bubble in the same sense as
+# ZB-H2 if F, B, and W take the same time, but each stage needs only as much memory as the first stage of 1F1B.
+# **DualPipe**, the schedule of DeepSeek-V3 ([DeepSeek-AI, 2024](https://arxiv.org/abs/2412.19437)), feeds in
+# micro-batches from both ends of the pipeline, so every parameter is held twice. **DualPipeV** is DualPipe cut in half
+# ([Qi et al., 2025](https://hackmd.io/@ufotalent/r1lVXsa9Jg)), which needs only one copy. Its steady state pairs the
+# forward pass of one chunk with the backward pass of the other, so that the computation of one hides the all-to-all of
+# the other. Here are ZBV and DualPipeV with three stages and six micro-batches:
 
 # %% tags=["explore"]
 draw_beside({name: simulate(load(name, 3, 6)) for name in ("zbv", "dualpipev")}, "")
@@ -2045,18 +2064,20 @@ unlike = [simulate(load(name, 4, 8, chunks), Durations(forward=1.1, backward=1.2
 print(f"F 1.1, B 1.2, W 0.7: a step takes {unlike[0]:.1%} longer than one stage's work with ZB-H2, {unlike[1]:.1%} with ZBV (simulated)")
 
 # %% [markdown]
-# So both are free of bubbles only if the three passes take the same time. If W is the shortest, a stage of ZB-H2 idles for
-# $(p-1)(F+B-2W)$ between its first and its last action.
+# So ZB-H2 and ZBV are free of bubbles only if the three passes take the same time. If W is the shortest, a stage of
+# ZB-H2 idles for $(p-1)(F+B-2W)$ between its first and its last action.
 #
-# DeepSeek's [repository](https://github.com/deepseek-ai/DualPipe) counts $PP+1$ activations, where $PP = 2p$ is the number of
-# parts of the model. With $p = 4$, these are 9 halves of a stage, or 4.5 micro-batches in flight, as for DualPipeV above. Its
-# bubble counts pairs of overlapped passes, which this simulation does not have. The last column is the other side of the coin: a link that takes half as long as a forward pass costs a
-# V-shaped schedule more than ZB-H2, whose long warm-up hides it.
+# DeepSeek's [repository](https://github.com/deepseek-ai/DualPipe) counts $PP+1$ activations, where $PP = 2p$ is the
+# number of parts of the model. With $p = 4$, these are the activations of 9 half-stages, or 4.5 micro-batches in
+# flight, as for DualPipeV above. Its formula for the bubble contains the time of two overlapped passes, which this
+# simulation does not have. The last column shows a disadvantage: a link that takes half as long as a forward pass costs
+# a V-shaped schedule more than ZB-H2, whose long warm-up hides it.
 #
 # ## The contest
 #
-# Real stages differ, memory is what it is, and links are slow. `lab contest pipelines` draws such cases. Its **ghosts** are
-# the published schedules. Where a case allows only one chunk, interleaved, ZBV, and DualPipeV fall back to 1F1B:
+# Real stages differ in speed, their memory is limited, and their links are slow. `lab contest pipelines` poses such
+# cases. Its **ghosts** are the published schedules. Where a case allows only one chunk, interleaved, ZBV, and DualPipeV
+# fall back to 1F1B:
 
 # %% tags=["explore"] short={"!lab contest pipelines": "!true"}
 !lab contest pipelines
@@ -2064,15 +2085,15 @@ print(f"F 1.1, B 1.2, W 0.7: a step takes {unlike[0]:.1%} longer than one stage'
 # %% [markdown]
 # ### Exercise 7: beat the ghosts
 #
-# Write `schedule(case)` in `contest/pipelines.py`. The rules are above. No ghost looks at the case's times or memory,
-# and those that exceed a cap are disqualified there. Yours can look: instead of writing down an order, let a small
-# simulation find one. At each point in time, which stages could start an action, what is most urgent, and what
-# still fits?
+# Write `schedule(case)` in `contest/pipelines.py`. The output above contains the rules. No ghost looks at the case's
+# times or memory, and a ghost that exceeds a memory cap is disqualified in that case. Your function can look at both:
+# instead of writing down an order, let a small simulation find one. At each point in time, which stages could start an
+# action, which action is the most urgent, and which ones still fit in memory?
 #
-# The check passes if your schedules are valid in every case, and their total, as `lab contest` computes it, is ahead of what
-# you would get by choosing the best ghost for each case. The contest runs the file alone, and so does the check: it cannot
-# import `mytrainer`, and has 5 s for each case. After this exercise, go on as long as you like: your course ranks its
-# students by secret cases.
+# The check passes if your schedules are valid in every case, and their total score, as `lab contest` computes it, is
+# higher than what you would get by choosing the best ghost for each case. The contest runs the file alone, and so does
+# the check: it cannot import `mytrainer`, and has 5 s for each case. After this exercise, keep improving it as long as
+# you like: your course ranks its students by their scores on secret cases.
 
 # %% answer="contest"
 %%writefile contest/pipelines.py
@@ -2277,16 +2298,17 @@ with check.parts():
 !lab contest pipelines contest/pipelines.py
 
 # %% [markdown]
-# Where is the rest? The score compares with a bound that no schedule beats, but memory may put it out of reach. Look at
-# one case at a time: draw your schedule with `plots.pipeline`, find the longest wait, and ask which action would have
-# filled it, and why it was not ready. Chunks and V-shaped answers are allowed where `case["chunks"]` says so.
+# Where are the missing points? The score compares your schedule with a bound that no schedule can beat, and memory may
+# put the bound out of reach. Look at one case at a time: draw your schedule with `plots.pipeline`, find the longest
+# wait, and ask which action could have filled it, and why that action was not ready. Chunks and V-shaped answers are
+# allowed where `case["chunks"]` says so.
 
 # %% [markdown]
 # ## Your trainer on a thousand GPUs
 #
 # `--schedule zb-h1` makes your trainer use what you wrote in this sitting, with your executor of lab 10, the process
-# groups of lab 11, and the layers of lab 09. (If you skipped a lab, the next cell installs the course's files.) First, it
-# trains on two real nodes with two ranks each, and the losses must be those of one process:
+# groups of lab 11, and the layers of lab 09. (If you skipped a lab, the next cell installs the course's files.) First,
+# it trains on two real nodes with two ranks each, and the losses must match those of one process:
 
 # %% tags=["explore"]
 for name in ("collectives", "ddp", "launch", "train", "precision", "checkpointing", "states", "saved", "tensor_parallel",
@@ -2320,9 +2342,9 @@ assert losses < 1e-4, "One of your files trains differently from the reference. 
 assert norms < 1e-2, "The losses agree, and the gradient norms do not. Which gradients does your queue still hold?"
 
 # %% [markdown]
-# Now the same program runs on 1,024 virtual H100s: 32 replicas of a Llama of 16 layers, with the shape of Llama 3 8B, in
-# four stages of eight GPUs. One rank of each stage stands for the others. How long will a GPU be idle, as a share of the
-# step? You know the bubble of ZB-H1 for 4 stages and 8 micro-batches:
+# Now the same program runs on 1,024 virtual H100s: 32 replicas of a Llama of 16 layers, with the shape of Llama 3 8B,
+# in four stages of eight GPUs. One rank of each stage stands for the others. For what share of the step will a GPU be
+# idle? You know the bubble of ZB-H1 for 4 stages and 8 micro-batches:
 
 # %% answer="guess-thousand"
 ### BEGIN SOLUTION
@@ -2343,9 +2365,9 @@ check.compare("share of the step in which a GPU is idle (modeled)", guess_thousa
 plots.pipeline("megatron/timeline/thousand", "Your Llama on 1,024 modeled H100s: one pipeline")
 
 # %% [markdown]
-# The figure shows what the formula leaves out. F, B, and W do not take the same time: with sequence parallelism, F and B
-# contain the collectives, and W contains none. The last stage also computes the logits and the loss. And each send crosses
-# nodes. Find the longest gray box, and explain it.
+# The figure shows what the formula leaves out. F, B, and W do not take the same time: with sequence parallelism, F and
+# B contain the collectives, and W contains none. The last stage also computes the logits and the loss. And each send
+# between stages crosses nodes. Find the longest gray box, and explain it.
 
 # %% [markdown]
 # ## Discuss
@@ -2354,25 +2376,25 @@ plots.pipeline("megatron/timeline/thousand", "Your Llama on 1,024 modeled H100s:
 #    without a flush?
 # 2. **A checkpoint.** The job has to stop in the middle of a stream. What do you save on each stage to continue as if
 #    nothing had happened, under weight stashing, and under 2BW?
-# 3. **The price of a version.** A stage has 1 billion parameters in bf16, with fp32 gradients, master weights, and Adam's
-#    moments. How much more memory does 2BW need, as a share, and is it as much as you thought?
+# 3. **The price of a version.** A stage has 1 billion parameters in bf16, with fp32 gradients, master weights, and
+#    Adam's moments. By what percentage does 2BW increase this memory, and is that as much as you thought?
 # 4. **A batch of the right size.** 2BW needs at least as many micro-batches per batch as there are stages. What does a
 #    pipeline with a flush cost at that batch size, and at four times that size?
 # 5. **W with tensor parallelism.** Your column-parallel layers all-reduce the gradient of their input and hide that
-#    behind the weight gradient (lab 09). What happens to that overlap when W moves away, and what could hide the
+#    behind the weight gradient (lab 09). What happens to that overlap when W is postponed, and what could hide the
 #    all-reduce instead?
-# 6. **W with data parallelism.** DDP sends a gradient when it is complete. What do ZB-H1 and ZB-H2 do to the time in
-#    which that can overlap with computation?
-# 7. **Recompute or split?** Activation checkpointing makes B longer by a forward pass. What does that do to the bubble of
-#    ZB-H1, and to the memory between B and W?
-# 8. **Whose zero?** A paper reports a bubble of zero, and a colleague measures 10% idle time with the same schedule. Name
-#    three reasons for which both can be right.
+# 6. **W with data parallelism.** DDP sends a gradient when it is complete. How do ZB-H1 and ZB-H2 change the time
+#    during which these sends can overlap with computation?
+# 7. **Recompute or split?** Activation checkpointing makes B longer by a forward pass. What does that do to the bubble
+#    of ZB-H1, and to the memory between B and W?
+# 8. **Whose zero?** A paper reports a bubble of zero, and a colleague measures 10% idle time with the same schedule.
+#    Name three reasons why both can be right.
 
 # %% [markdown]
 # ## Cleanup
 #
-# Cancel this lab's jobs in case they still run. Keep `mytrainer/` and `contest/pipelines.py`, which you can submit to the
-# contest.
+# Cancel this lab's jobs if any are still running. Keep `mytrainer/` and `contest/pipelines.py`, which you can submit to
+# the contest.
 
 # %% tags=["explore"]
 !rm -rf megatron/timeline/thousand megatron/logs/zero_bubble.txt megatron/logs/reference_zero_bubble.txt
@@ -2382,40 +2404,44 @@ plots.pipeline("megatron/timeline/thousand", "Your Llama on 1,024 modeled H100s:
 # %% [markdown]
 # ## Summary
 #
-# - A pipeline flush keeps the weights of a step the same on all stages, and costs the bubble. Without it, a backward pass
-#   has to use the weights of its forward pass: otherwise, the gradient is one at no weights that the pipeline ever held.
+# - With a pipeline flush, all stages use the same weights during a step, at the price of the bubble. Without it, a
+#   backward pass has to use the weights of its forward pass. Otherwise, the result is not the gradient at any weights
+#   that the pipeline ever held.
 # - PipeDream stashes $p - s$ versions on stage $s$. Vertical sync needs $p$ versions on every stage, 2BW needs two, and
-#   PipeDream-Flush one.
+#   PipeDream-Flush needs one.
 # - 2BW computes $W^{(t+1)} = W^{(t)} - \nu \nabla f(W^{(t-1)})$, like a single process with a stale gradient.
 # - Recomputation has to use the version of the first forward pass, too.
-# - With a delay of $d$ updates, the largest stable learning rate of SGD falls from 2 to $2 \sin(\pi / (4d + 2))$, divided
-#   by the curvature. Staleness hurts when updates are large.
+# - With a delay of $d$ updates, the largest stable learning rate of SGD falls from 2 to $2 \sin(\pi / (4d + 2))$, both
+#   divided by the largest curvature. Staleness hurts when updates are large.
 # - The previous stage waits only for the gradient of the input. W can wait, and fills the bubble at the end.
 # - Between B and W, a linear layer keeps its input and the gradient of its output, so moving W costs memory.
-# - If F, B, and W take the same time, ZB-H1 has a third of 1F1B's bubble, and each stage takes the memory of 1F1B's first
-#   one. ZB-H2 removes the wait for the first gradient, in twice the memory. V-shaped placement does so in the memory of
-#   ZB-H1, with more transfers. If the times differ, a bubble is left: $(p-1)(F+B-2W)$ with ZB-H2.
-# - "Zero bubble" counts each stage from its first to its last action. The rest costs nothing only if the optimizer step does
-#   not wait for other stages.
-# - With unlike stages, memory caps, and slow links, a simulation finds better orders than any formula.
+# - If F, B, and W take the same time, ZB-H1 has a third of 1F1B's bubble, and each stage needs as much memory as the
+#   first stage of 1F1B. ZB-H2 removes the wait for the first gradient, but needs about twice the memory. V-shaped
+#   placement also removes it, with no more memory than ZB-H1, but with more transfers. If the times differ, a bubble is
+#   left: $(p-1)(F+B-2W)$ with ZB-H2.
+# - "Zero bubble" counts only the time between each stage's first and last action. The idle time before and after costs
+#   nothing only if the optimizer step does not wait for other stages.
+# - With uneven stages, memory caps, and slow links, a simulation finds better orders than any formula.
 #
 # ## Read next
 #
-# - [Narayanan et al., 2019](https://doi.org/10.1145/3341301.3359646): PipeDream, with weight stashing and vertical sync.
+# - [Narayanan et al., 2019](https://doi.org/10.1145/3341301.3359646): PipeDream, with weight stashing and vertical
+#   sync.
 # - [Narayanan et al., 2021](https://arxiv.org/abs/2006.09503): 2BW and PipeDream-Flush, and the memory of both.
-# - [Kosson et al., 2020](https://arxiv.org/abs/2003.11666): pipelined backpropagation with a batch of one, and two cures
-#   for stale gradients.
+# - [Kosson et al., 2020](https://arxiv.org/abs/2003.11666): pipelined backpropagation with a batch of one, and two
+#   remedies for stale gradients.
 # - [Zmushko et al., 2026](https://arxiv.org/abs/2606.30634), *One-Step Gradient Delay is Not a Barrier for Large-Scale
 #   Asynchronous Pipeline Parallel LLM Pretraining*: which optimizers tolerate the delay of 2BW, and a correction.
 # - [Jung et al., 2026](https://arxiv.org/abs/2602.03515): why staleness hurts Adam more in deeper pipelines.
 # - [Qi et al., 2023](https://arxiv.org/abs/2401.10241), *Zero bubble pipeline parallelism*: the split, ZB-H1 and ZB-H2,
 #   post-validation, and a scheduler that searches.
-# - [Qi et al., 2024](https://arxiv.org/abs/2405.15362), *Pipeline parallelism with controllable memory*: building blocks
-#   from which schedules repeat, among them the V.
-# - [DeepSeek-AI, 2024](https://arxiv.org/abs/2412.19437), *DeepSeek-V3 technical report*: section 3.2 is DualPipe.
-# - [`dualpipev.py`](https://github.com/deepseek-ai/DualPipe/blob/main/dualpipe/dualpipev.py): eight short loops that are the
-#   whole schedule.
-# - [`torch.distributed.pipelining`](https://docs.pytorch.org/docs/stable/distributed.pipelining.html): `ScheduleZBVZeroBubble`
-#   and `ScheduleDualPipeV`, with a general way to split a backward pass.
+# - [Qi et al., 2024](https://arxiv.org/abs/2405.15362), *Pipeline parallelism with controllable memory*: schedules
+#   built by repeating a block, among them the V-shaped ones.
+# - [DeepSeek-AI, 2024](https://arxiv.org/abs/2412.19437), *DeepSeek-V3 technical report*: section 3.2 describes
+#   DualPipe.
+# - [`dualpipev.py`](https://github.com/deepseek-ai/DualPipe/blob/main/dualpipe/dualpipev.py): the whole schedule, in
+#   eight short loops.
+# - [`torch.distributed.pipelining`](https://docs.pytorch.org/docs/stable/distributed.pipelining.html):
+#   `ScheduleZBVZeroBubble` and `ScheduleDualPipeV`, with a general way to split a backward pass.
 #
 # **To hand in:** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>). All of your answers are in it.

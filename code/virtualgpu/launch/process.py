@@ -106,7 +106,7 @@ def execute(gpu: CudaGpu, rank: int, program: Callable[[], object]) -> Rank:
     value = None
     try:
         try:
-            with exits_raised():
+            with exits_raised(), interrupts_repeated():
                 value = program()
         except SystemExit as stop:
             if stop.code not in (None, 0):
@@ -144,6 +144,27 @@ def exits_raised() -> Iterator[None]:
         yield
     finally:
         os._exit = exit_at_once
+
+
+@contextmanager
+def interrupts_repeated() -> Iterator[None]:
+    """Send Ctrl-C's signal again if Python ignored its KeyboardInterrupt.
+
+    It does so in finalizers, and every tensor has one, so the program would go on.
+    """
+    usual, main = sys.unraisablehook, threading.main_thread().ident
+
+    def again(unraisable: sys.UnraisableHookArgs) -> None:
+        if unraisable.exc_type is not KeyboardInterrupt or main is None:
+            usual(unraisable)
+        else:  # not at once: an exception in this hook would be ignored, too
+            threading.Timer(0.01, signal.pthread_kill, (main, signal.SIGINT)).start()
+
+    sys.unraisablehook = again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = usual
 
 
 def exited(gpu: CudaGpu, rank: int, code: object) -> Rank:

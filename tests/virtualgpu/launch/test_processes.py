@@ -42,6 +42,15 @@ def started(folder, *words):
         os._exit(status)
 
 
+def exit_code(pid):
+    """Wait for a process; kill it and its ranks if this test has waited too long."""
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except BaseException:
+        os.killpg(pid, signal.SIGKILL)  # ranks die with it
+        raise
+
+
 def until(done):
     deadline = time.monotonic() + PATIENCE
     while not (found := done()):
@@ -73,7 +82,7 @@ def test_no_rank_outlives_virtualrun(tmp_path, number, status, printed):
         os.kill(pid, signal.SIGKILL)
         raise
     finally:
-        ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        ended = exit_code(pid)
     assert ended == status
     until(lambda: all(map(over, ranks)))
     assert (tmp_path / "out").read_text().split("is free\n")[1] == printed
@@ -98,7 +107,7 @@ while True:
 def test_a_program_ends_after_as_many_steps(tmp_path, words):
     (tmp_path / "endless.py").write_text(ENDLESS)
     pid = started(tmp_path, "--steps", "4", *words)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert exit_code(pid) == 0
     text = (tmp_path / "out").read_text()
     assert "step 3\n" in text and "step 4\n" not in text
     assert "the median of 3 steps" in text
@@ -113,10 +122,33 @@ def test_ctrl_c_prints_the_report(tmp_path, gpus):
             tmp_path / "out").exists() else False)
     finally:
         os.kill(pid, signal.SIGINT)
-        ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        ended = exit_code(pid)
     text = (tmp_path / "out").read_text()
     assert ended == 130 and "peak memory" in text
     assert "interrupted by Ctrl-C; the figures cover the run up to there" in text
+
+
+IN_A_FINALIZER = """
+import os
+import signal
+
+class Tensor:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+
+Tensor()
+while True:
+    pass
+"""
+
+
+@pytest.mark.parametrize("gpus", ["h100:1", "h100:2"])
+def test_ctrl_c_ends_a_program_that_is_just_freeing_a_tensor(tmp_path, gpus):
+    (tmp_path / "frees.py").write_text(IN_A_FINALIZER)
+    pid = started(tmp_path, "--gpus", gpus, "frees.py")
+    assert exit_code(pid) == 130
+    text = (tmp_path / "out").read_text()
+    assert "interrupted by Ctrl-C" in text and "Exception ignored" not in text
 
 
 @pytest.mark.parametrize(("words", "problem"), [
@@ -125,5 +157,5 @@ def test_ctrl_c_prints_the_report(tmp_path, gpus):
 def test_bad_words_are_refused(tmp_path, words, problem):
     (tmp_path / "endless.py").write_text(ENDLESS)
     pid = started(tmp_path, *words)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 2
+    assert exit_code(pid) == 2
     assert f"virtualrun: {problem}" in (tmp_path / "out").read_text()

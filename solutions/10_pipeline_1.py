@@ -2596,10 +2596,47 @@ for mode in ("never", "always", "except_last"):
 # iteration is noise.
 #
 # In that program, the tied matrix is not on two stages, because a `Sequential` cannot share it. It travels from the
-# first layer to the last with every micro-batch, as a skip connection, and its gradient comes back the same way. If you
-# have internet access, `python code/examples/gpipe.py --pretrained gpt2 --dataset squad` fine-tunes the pretrained
-# GPT-2 on SQuAD ([Rajpurkar et al., 2016](https://arxiv.org/abs/1606.05250)). Without it,
-# `--pretrained` takes a folder that `save_pretrained` wrote.
+# first layer to the last with every micro-batch, as a skip connection, and its gradient comes back the same way.
+#
+# ## Fine-tuning in a pipeline
+#
+# A pipeline is also how you fine-tune a model that does not fit on one GPU. The same program starts from pretrained
+# weights, which it copies layer by layer into the stages. The classic exercise takes GPT-2 and SQuAD ([Rajpurkar et al.,
+# 2016](https://arxiv.org/abs/1606.05250)): the model reads a paragraph, a question, and the answer. Without internet
+# access, `code/examples/offline.py` makes stand-ins. It briefly trains a small GPT-2 on your corpus, and it turns the
+# documentation of Python's standard library into questions in SQuAD's format.
+
+# %% tags=["explore"] short={"--steps 60": "--steps 2"}
+import json
+import urllib.request
+
+HUB = "https://huggingface.co/openai-community/gpt2/resolve/main/config.json"
+try:
+    urllib.request.urlopen(HUB, timeout=5).close()
+    WEIGHTS, QUESTIONS = "openai-community/gpt2", "rajpurkar/squad"
+    print("The hub answers: the next cell downloads GPT-2 (about 550 MB) and SQuAD.")
+except OSError:
+    WEIGHTS, QUESTIONS = "data/offline/gpt2", "data/offline/questions.json"
+    !python code/examples/offline.py data/offline --steps 60 --batch-size 8 2>/dev/null
+    with open(QUESTIONS) as file:
+        example = json.load(file)["data"][0]["paragraphs"][40]
+    print("\ncontext: ", example["context"], "\nquestion:", example["qas"][0]["question"], "\nanswer:  ",
+          example["qas"][0]["answers"][0]["text"])
+
+# %% [markdown]
+# Now fine-tune the model on four stages. For comparison, the second run starts a small model from random weights:
+
+# %% tags=["explore"] short={"--iterations 5": "--iterations 1"}
+TUNE = "python code/examples/gpipe.py --iterations 5 --batch-size 16 --seq-length 64 --lr 1e-3"
+print("pretrained weights")
+!{TUNE} --dataset {QUESTIONS} --pretrained {WEIGHTS} 2>/dev/null | grep -o "iteration.*loss [0-9.]*"
+print("random weights")
+!{TUNE} --dataset {QUESTIONS} 2>/dev/null | grep -o "iteration.*loss [0-9.]*"
+
+# %% [markdown]
+# Random weights begin near $\ln V$, the loss of a model that finds all $V$ tokens equally likely. Pretrained weights
+# begin below it, although the model has never seen a question. Padding has no label: the loss is the mean over all
+# tokens with a label in the mini-batch, as in exercise 2, and not the mean of the micro-batches' means.
 #
 # **This is the end of the second sitting.**
 #
@@ -2623,7 +2660,7 @@ for mode in ("never", "always", "except_last"):
 
 # %% tags=["explore"]
 !scancel --quiet {four_stages.job}
-!rm -rf megatron/timeline/four_stages megatron/logs/mine_pp.txt megatron/logs/reference_llama.txt
+!rm -rf data/offline megatron/timeline/four_stages megatron/logs/mine_pp.txt megatron/logs/reference_llama.txt
 !squeue
 
 # %% [markdown]

@@ -1884,12 +1884,17 @@ for one, two in zip(logs.lines(four.log, "| loss "), logs.lines(other.log, "| lo
 # under any schedule; an exact search for the fastest split that fits; a simulation that finds the network on which
 # interleaving stops paying off; and the process groups of a whole cluster. Three things to remember:
 #
-# - 1F1B has the same bubble as GPipe, but at most $p - s$ micro-batches in flight on stage $s$, whatever $m$ is.
+# - 1F1B has the same bubble as GPipe, but at most $p - s$ micro-batches in flight on stage $s$, whatever $m$ is. The
+#   figure shows both, beside a pipeline without micro-batches in flight at the same time.
 # - The slowest stage sets the pace, and the first one needs the most memory per layer. Profile first, then search for
 #   the fastest split that fits.
 # - Interleaving divides the bubble by $v$, but multiplies the number of transfers. On a fast network, and with more
 #   micro-batches than stages, it hides them better than 1F1B does if each stage runs two passes further ahead than the
 #   next one.
+#
+# ![Three timelines of four stages and four micro-batches on one scale of time. One micro-batch at a time: total 48,
+# bubble 75%, one micro-batch in flight on each stage. GPipe: total 21, bubble 43%, four in flight on every stage. 1F1B:
+# total 21, bubble 43%, four, three, two, and one in flight on stages 0 to 3.](../images/gpipe_and_1f1b.svg)
 #
 # Every schedule in this lab flushes the pipeline at the end of each step. [Lab 12](12_pipeline_3.ipynb) asks what
 # happens without a flush, and then fills what is left of the bubble by computing weight gradients in it.

@@ -87,13 +87,13 @@ def rows_of(dataset: str) -> list[dict[str, Any]]:
     file = Path(dataset).expanduser()
     if file.suffix in (".json", ".jsonl") and not file.is_file():
         raise LabError(f"--dataset {dataset}: there is no such file")
+    if file.is_file() and (nested := squad_file(file)):
+        return nested
     import datasets  # slow
 
     try:
         if not file.is_file():
             return list(datasets.load_dataset(dataset, split="train"))
-        if nested := squad_file(file):
-            return nested
         return list(datasets.load_dataset("json", data_files=str(file), split="train"))
     except Exception as error:  # one class for each of its sources and formats
         hint = "" if file.is_file() else ("; without a network, give a file: the train-v1.1.json "

@@ -39,6 +39,10 @@ TORCHRUN = """\
 echo >>{folder}/launched
 exec {client} torchrun "$@"
 """
+VIRTUALRUN = """\
+#!/bin/sh
+exec {client} python {virtualrun} "$@"
+"""
 
 
 @dataclass(frozen=True)
@@ -69,13 +73,15 @@ class Warm:
 
     @contextlib.contextmanager
     def commands(self) -> Iterator[Warm]:
-        """Have `torchrun` and `python` among the cluster's commands, which come first on its
-        PATH."""
+        """Have `torchrun`, `python`, and `virtualrun` among the cluster's commands, which come
+        first on its PATH."""
         names = {"folder": shlex.quote(str(self.folder)), "python": shlex.quote(sys.executable),
-                 "torchrun": shlex.quote(str(Path(sys.executable).with_name("torchrun"))),
+                 **{name: shlex.quote(str(Path(sys.executable).with_name(name)))
+                    for name in ("torchrun", "virtualrun")},
                  "client": shlex.join(command(self.folder))}
-        paths = [self.bin / name for name in ("python", "torchrun")]
-        for path, text in zip(paths, (PYTHON, TORCHRUN), strict=True):
+        texts = {"python": PYTHON, "torchrun": TORCHRUN, "virtualrun": VIRTUALRUN}
+        paths = [self.bin / name for name in texts]
+        for path, text in zip(paths, texts.values(), strict=True):
             path.write_text(text.format(**names))
             path.chmod(0o755)
         try:

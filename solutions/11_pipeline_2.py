@@ -81,7 +81,7 @@ if "clip=" not in pieces.find("train").path.read_text():
 # micro-batches. The next cell applies it. Your executor runs a model of 32 transformer layers, with a hidden size of
 # 4,096 and sequences of 4,096 tokens, on four virtual H100s with eight layers each.
 
-# %% tags=["explore"] short={"LAYERS = 32": "LAYERS = 4", "(4, 8, 16, 32)": "(4, 8)"}
+# %% tags=["explore"] short={"LAYERS = 32": "LAYERS = 4", "(4, 8, 16, 32)": "(4,)"}
 LAYERS = 32
 
 

@@ -1,7 +1,8 @@
-"""Stand-ins for GPT-2's weights and SQuAD, made here for machines without a network.
+r"""Stand-ins for GPT-2's weights and SQuAD, made here for machines without a network.
 
     python code/examples/offline.py data/offline
-    python code/examples/gpipe.py --pretrained data/offline/gpt2 --dataset data/offline/questions.json
+    python code/examples/gpipe.py --pretrained data/offline/gpt2 \
+        --dataset data/offline/questions.json
 
 gpt2/ is a small GPT-2 that is trained on the workspace's text, as `save_pretrained` writes it.
 questions.json asks what functions of Python's standard library do. It has SQuAD's format: the

@@ -28,6 +28,7 @@ from virtualgpu.core.rules.work import KernelWork
 from virtualgpu.core.workspaces import Workspaces
 from virtualgpu.export.blocks import OTHER
 from virtualgpu.export.files import TraceFiles
+from virtualgpu.net.operations import in_object_collective
 from virtualgpu.pytorch import downloads, host_memory
 from virtualgpu.pytorch.assumptions import WITHOUT_READING, Decisions
 from virtualgpu.pytorch.device import CudaDevice, device_of, remember, space_of
@@ -151,10 +152,12 @@ class CudaGpu(CudaDevice):
         """Run an operation of the host on real tensors.
 
         A large empty tensor, such as a weight before its initialization, becomes a meta tensor,
-        because its values will not be computed.
+        because its values will not be computed. Those of one element do not, because
+        torch.ByteTensor(storage) begins with one; nor do the bytes of objects on their way.
         """
         out = func(*args, **kwargs)
-        if func in EMPTY and out.nbytes > self.values.limit and not host_memory.worker():
+        if (func in EMPTY and out.nbytes > self.values.limit and out.numel() > 1
+                and not host_memory.worker() and not in_object_collective()):
             out = func(*to_meta(args), **{**kwargs, "device": META})
             self.hold_on_host(out)
         return out

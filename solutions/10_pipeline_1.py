@@ -2085,7 +2085,7 @@ with check.parts():
     with check.part(2, "starts transfers, and goes on"):
         for run in check.ranks(exchanged, ranks=2, cases=[{"values": check.by_rank([[1.0, 2.0], [3.0, 4.0]])}],
                                expected=[[[3.0, 4.0], [1.0, 2.0]]], hints={
-                "Two ranks that send to each other first wait for ever. A send has to return before its tensor has arrived.": "deadlock"}):
+                "Two ranks that send to each other first wait forever. A send has to return before its tensor has arrived.": "deadlock"}):
             for rank in range(2):
                 (received,) = run.calls(rank, "recv")
                 check.that(received.finished is not None and received.finished > received.started, "receive waits for its tensor before "
@@ -2130,7 +2130,7 @@ with check.parts():
                 pipeline_of_one_process(ranks, sizes, layers, seed)))
         ### END HIDDEN TESTS
 
-# %% [raw] mutant="p2p" hint="wait for ever"
+# %% [raw] mutant="p2p" hint="wait forever"
 # -        self.sent.append((dist.isend(tensor, group_dst=stage, group=self.groups[kind]), tensor))
 # +        dist.send(tensor, group_dst=stage, group=self.groups[kind])
 

@@ -107,7 +107,7 @@ def pipeline_module(run: setting.Setting, balance: str, stages: int) -> nn.Modul
 
 
 def micro_batches(run: setting.Setting, size: int, count: int) -> Iterator[Any]:
-    """(tokens, (labels, their share of the batch's labels)) for each micro-batch, for ever.
+    """(tokens, (labels, their share of the batch's labels)) for each micro-batch, forever.
 
     Every stage draws them alike; the first uses the tokens, the last the labels.
     """

@@ -35,7 +35,7 @@ class Tokenizer(Protocol):
 
 
 def batches(rows: torch.Tensor, labels: torch.Tensor, samples: int, seed: int) -> Iterator[Batch]:
-    """Batches of `samples` rows for ever, in a new order each time around."""
+    """Batches of `samples` rows forever, in a new order each time around."""
     if len(rows) < samples:
         raise LabError(f"there is text for {len(rows)} samples only, and a batch has {samples}: "
                        "give more text, a smaller batch or a shorter --seq-length")

@@ -207,7 +207,7 @@ def test_it_ends_in_order_within_ten_seconds_while_a_job_runs(cluster):
     ("GPUS", "v100:9", "nearest: v100:8")])
 def test_a_value_that_cannot_be_ends_it_with_the_nearest(cluster, variable, value, said):
     cluster("down")
-    # podman-compose would wait for ever until a part runs that has ended already.
+    # podman-compose would wait forever until a part runs that has ended already.
     cluster.up("--no-deps", "controller", *NODES, **{variable: value})
     for service in ("controller", *NODES):
         cluster.wait_for(lambda name=service: cluster.state(name, "Status") == "exited", service)

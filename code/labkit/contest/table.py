@@ -78,10 +78,13 @@ def explained(outcomes: Iterable[CaseResult]) -> list[str]:
 
 
 def _table(contest: Contest, players: Mapping[str, Sequence[CaseResult]]) -> Table:
+    from rich.box import SIMPLE
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table("case", title=f"{contest.title}: points")
+    # Eight ghosts have to fit into the 80 columns of a terminal.
+    table = Table("case", title=f"{contest.title}: points", box=SIMPLE, collapse_padding=True,
+                  pad_edge=False, show_edge=False)
     for name in players:
         table.add_column(escape(name), justify="right")
     for number, case in enumerate(next(iter(players.values()))):

@@ -189,7 +189,7 @@ ATTACKS = [
            triple=MANY_FRAMES),
     attack("d3", "writes-descriptors", "20 MB straight to descriptors 1 and 2 in every call",
            double=DESCRIPTOR, score=3.0),
-    attack("d4", "drips", "Output that drips for ever", score=None, reason="time", triple=DRIP),
+    attack("d4", "drips", "Output that drips forever", score=None, reason="time", triple=DRIP),
     attack("d5", "slow-each", "Every call is just quick enough", score=None, reason="time",
            triple=SLOW_EACH),
     attack("d6", "threads", "10,000 threads", may_end=True, double=THREADS),

@@ -73,7 +73,7 @@ def stays(seconds: float = 5) -> Callable[[int, int], object]:
 
 
 def dribbles(reads: int, writes: int) -> None:
-    """One byte after the other, for ever."""
+    """One byte after the other, forever."""
     os.read(reads, 65536)
     os.write(writes, struct.pack(">I", 1000))
     while True:

@@ -74,7 +74,7 @@ def test_an_answer_may_be_v_shaped():
 @pytest.mark.parametrize(("answer", "kind", "reason"), [
     (["F0 F1 F2 F3 B3 B2 B1 B0"] * 2, "over the memory cap",
      "stage 0 keeps 4 activations of 100 MiB, 400 MiB in total: 200 MiB over its cap of 200 MiB "
-     "(and 1 more stages"),
+     "(and 1 other stage is over the limit)"),
     (["B0 F0 F1 B1 F2 B2 F3 B3", "F0 B0 F1 B1 F2 B2 F3 B3"], "wrong order", "before F0"),
     (["F0 B0 F1 B1 F2 B2 F3 B3", "F1 B1 F0 B0 F2 B2 F3 B3"], "deadlock", "stage 0 is at B0"),
     (["F0 B0 F1 B1 F2 B2"] * 2, "incomplete", "no stage runs micro-batch 3"),

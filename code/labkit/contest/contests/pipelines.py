@@ -102,7 +102,8 @@ def _require_memory(case: Given, schedule: Schedule) -> None:
                          f"{size / chunks:,.4g} MiB, {kept:,.4g} MiB in total: {kept - cap:,.4g} "
                          f"MiB over its cap of {cap:,.4g} MiB"))
     if over:
-        more = f" (and {len(over) - 1} more stages are over theirs)" if len(over) > 1 else ""
+        others = "1 other stage is" if len(over) == 2 else f"{len(over) - 1} other stages are"
+        more = f" (and {others} over the limit)" if len(over) > 1 else ""
         worst = max(over, key=lambda one: one[0])
         raise Disqualified("over the memory cap", worst[1] + more, HINTS["memory"])
 

@@ -2617,11 +2617,11 @@ try:
     print("The hub answers: the next cell downloads GPT-2 (about 550 MB) and SQuAD.")
 except OSError:
     WEIGHTS, QUESTIONS = "data/offline/gpt2", "data/offline/questions.json"
-    !python code/examples/offline.py data/offline --steps 60 --batch-size 8 2>/dev/null
+    !python code/examples/offline.py data/offline --steps 60 --batch-size 8 2>/dev/null | grep "^data"
     with open(QUESTIONS) as file:
-        example = json.load(file)["data"][0]["paragraphs"][40]
-    print("\ncontext: ", example["context"], "\nquestion:", example["qas"][0]["question"], "\nanswer:  ",
-          example["qas"][0]["answers"][0]["text"])
+        paragraphs = json.load(file)["data"][0]["paragraphs"]
+    example, asked = next((one, one["qas"][0]) for one in paragraphs if one["qas"][0]["id"] == "shutil.disk_usage")
+    print("context: ", example["context"], "\nquestion:", asked["question"], "\nanswer:  ", asked["answers"][0]["text"])
 
 # %% [markdown]
 # Now fine-tune the model on four stages. For comparison, the second run starts a small model from random weights:

@@ -52,7 +52,7 @@ def squad() -> dict[str, Any]:
     for name, text in documented():
         answer = pydoc.splitdoc(text)[0]
         context = " ".join(text.split())[:LONGEST]
-        if answer and answer in context:
+        if answer and answer in context and "->" not in answer:  # a signature, not a sentence
             paragraphs.append({"context": context, "qas": [
                 {"id": name, "question": f"What does {name} do?",
                  "answers": [{"text": answer, "answer_start": context.index(answer)}]}]})

@@ -31,13 +31,13 @@ class Part(torch.nn.Module):
         outer: a linear layer without a bias.
     """
 
-    def __init__(self, seed: float, is_first: bool, is_last: bool, recompute: str | None = None
+    def __init__(self, seed: float, is_first: bool, is_last: bool, recompute: bool = False
                  ) -> None:
         """Args:
             seed: the seed of the parameters.
             is_first: whether the stage begins with the embedding.
             is_last: whether the stage ends with the loss.
-            recompute: None; or "again", to compute the activations again in the backward pass.
+            recompute: whether to compute the activations again in the backward pass.
         """
         super().__init__()
         shapes = [(VOCABULARY, HIDDEN), (HIDDEN,), (INNER, HIDDEN), (INNER,), (INNER, INNER),
@@ -57,7 +57,7 @@ class Part(torch.nn.Module):
     def forward(self, x: torch.Tensor | None, data: dict[str, torch.Tensor]) -> torch.Tensor:
         if x is None:
             x = F.embedding(data["tokens"], self.table)
-        if self.recompute is None:
+        if not self.recompute:
             x = self.body(x)
         else:
             from torch.utils.checkpoint import checkpoint
@@ -73,7 +73,7 @@ def batch(seed: float, number: int) -> dict[str, torch.Tensor]:
 
 
 def step(make_stage: Callable, schedule: Sequence[str], common: float, seed: float,
-         recompute: str | None = None, frozen: Sequence[str] = ()) -> list[float | None]:
+         recompute: bool = False, frozen: Sequence[str] = ()) -> list[float | None]:
     """Run a schedule on the ranks; return the loss, and the projected gradient of each parameter.
 
     Args:

@@ -1497,8 +1497,8 @@ except RanksDeadlock as deadlock:
 # doubles the hidden size. A correct program never relies on an eager send. NCCL's maintainers [say
 # so](https://github.com/NVIDIA/nccl/issues/783) of `ncclSend`, too.
 #
-# There are two ways out: an order of sends and receives that works even if every send blocks, or sends that do not
-# block. You will write both, because they fail in different ways.
+# You will write two ways out, because they fail in different ways: an order of sends and receives that works even if
+# every send blocks, and sends that do not block.
 
 # %% [markdown]
 # ### Exercise 7: an order that cannot deadlock
@@ -1856,8 +1856,8 @@ with check.parts():
 # ## What blocking sends cost
 #
 # Your programs never deadlock now. Are they fast? On four stages, the simulated bubble of GPipe with 8 micro-batches is
-# $3/11 = 27\%$. Here is the same schedule with your executor and blocking links, on four virtual H100s, each on a node
-# of its own:
+# $3/11 = 27\%$. Here it is with your executor and blocking links, on four virtual H100s, each on a node of its own,
+# beside another schedule with the same simulated bubble:
 
 # %% tags=["explore"]
 DEPTH = 12  # matrices per stage
@@ -1911,11 +1911,12 @@ blocking = simulated_and_modeled("BlockingLinks", FOUR)
 #
 # The second is **order**. With gloo, a tag tells two messages between the same ranks apart. NCCL ignores tags: within a
 # communicator, the $n$-th send from A to B is matched with the $n$-th receive on B from A. With blocking sends, your
-# programs from exercise 7 put all transfers between two ranks into one order. Once receives start early, hidden states
-# and gradients can overtake each other, because with several chunks both kinds travel from A to B. So each kind gets a
-# process group of its own, with its own communicators and streams (PyTorch creates them [for each pair of
-# ranks](https://github.com/pytorch/pytorch/issues/132852)). Within one kind, transfers keep the order of the program.
-# NCCL also
+# programs from exercise 7 put all transfers between two ranks into one order. That is not enough once receives start
+# early: NCCL also *runs* the operations of a communicator one after another, in both directions, so a receive that
+# still waits for its gradient would hold up the hidden states that are sent after it. And with two stages of several
+# chunks, both kinds even travel from A to B. So each kind gets a process group of its own, with its own communicators
+# and streams (PyTorch creates them [for each pair of ranks](https://github.com/pytorch/pytorch/issues/132852)). Within
+# one kind, transfers keep the order of the program. NCCL also
 # [expects](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/communicators.html) all ranks to issue
 # operations on several communicators in the same order, and your programs from exercise 7 do.
 #
@@ -2177,7 +2178,7 @@ with check.parts():
 # %% tags=["explore"]
 overlapped = simulated_and_modeled("Links", FOUR)
 for name in FOUR:
-    print(f"{name:16} {result(f'{1 - overlapped[name] / blocking[name]:.0%}')} faster than with blocking sends (modeled)")
+    print(f"{name:16} {result(f'{1 - overlapped[name] / blocking[name]:.0%}')} less time than with blocking sends (modeled)")
 
 # %% [markdown]
 # What remains above the simulated bubble are transfers that nothing can hide. The first micro-batch has to cross every
@@ -2601,10 +2602,10 @@ for mode in ("never", "always", "except_last"):
 # ## Fine-tuning in a pipeline
 #
 # A pipeline is also how you fine-tune a model that does not fit on one GPU. The same program starts from pretrained
-# weights, which it copies layer by layer into the stages. The classic exercise takes GPT-2 and SQuAD ([Rajpurkar et al.,
-# 2016](https://arxiv.org/abs/1606.05250)): the model reads a paragraph, a question, and the answer. Without internet
-# access, `code/examples/offline.py` makes stand-ins. It briefly trains a small GPT-2 on your corpus, and it turns the
-# documentation of Python's standard library into questions in SQuAD's format.
+# weights, which it copies layer by layer into the stages. The classic exercise takes GPT-2 and SQuAD ([Rajpurkar et
+# al., 2016](https://arxiv.org/abs/1606.05250)): the model reads a paragraph, a question, and the answer. Without
+# internet access, `code/examples/offline.py` makes stand-ins. It briefly trains a small GPT-2 on your corpus, and it
+# turns the documentation of Python's standard library into questions in SQuAD's format.
 
 # %% tags=["explore"] short={"--steps 60": "--steps 2"}
 import json

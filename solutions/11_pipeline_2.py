@@ -124,7 +124,7 @@ for micro_batches in (4, 8, 16, 32):
 # %% [markdown]
 # With 32 micro-batches, the bubble fraction is down to 9%, but the job runs out of memory. It does not even have an
 # optimizer yet, which would need another 12 bytes per parameter. The figure below shows what fills the memory. The
-# curve under each stage counts the micro-batches that are **in flight** there: their forward pass is done, but their
+# strip below each stage counts the micro-batches that are **in flight** there: their forward pass is done, but their
 # backward pass is not. A stage holds the activations of all of them.
 
 # %% tags=["explore"]
@@ -158,12 +158,12 @@ guess_time = 1.0
 #   as long. (The check tells you if your bubble is too large.)
 # - It works for any number of stages and any number of micro-batches, including fewer micro-batches than stages.
 #
-# The check then trains a small model on real ranks with your schedule, and a large one on virtual H100s, where the peak
-# memory must not grow with the number of micro-batches.
+# The check then trains a small model on real ranks with your schedule, and a large one on virtual H100s, where twice
+# as many micro-batches may raise the peak memory by at most 30%.
 
 # %% answer="one-f-one-b"
 %%writefile mytrainer/one_f_one_b.py
-"""1F1B with a flush after each step (PipeDream-Flush; Narayanan et al., 2021)."""
+"""1F1B with a flush after each step (PipeDream-Flush; Narayanan et al., 2021a)."""
 
 
 def one_f_one_b(stages, micro_batches):
@@ -386,6 +386,9 @@ print("\n".join(my_programs(my_1f1b(3, 2))[1]))
 # To find out how long each tensor lives, read your own `Stage`, `Pipeline`, and `Links`. Assume that a send completes
 # at once. During a pass, its inputs and its outputs are both in memory. The first stage receives no hidden states for
 # chunk 0, and the loss takes no memory, so everything that a pass receives or sends is in the program.
+#
+# The check also compares your prediction for 1F1B with the modeled peak on four virtual H100s. Parameters and gradients
+# included, the two may differ by at most 10%.
 
 # %% answer="pipeline-memory"
 %%writefile mytrainer/pipeline_memory.py
@@ -610,17 +613,19 @@ for recompute in (False, True):
 check.compare("step time with recomputation (modeled)", guess_recompute, seconds["1F1B", True] / seconds["1F1B", False])
 
 # %% [markdown]
-# The predictions are a little too low, because the host runs ahead of the GPU. It has launched all passes of the step
-# long before the GPU has run them, and a gradient that is waiting to be sent stays in memory. PyTorch programs on real
-# GPUs behave the same way.
+# The predictions are up to 0.5 GB too low, which matters most with recomputation. The reason is that the host runs
+# ahead of the GPU. It has launched all passes of the step long before the GPU has run them, and a gradient that is
+# waiting to be sent stays in memory. PyTorch programs on real GPUs behave the same way.
 # [Megatron-LM](https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/pipeline_parallel/schedules.py) frees the
 # *data* of a stage's output as soon as it is sent, since the backward pass needs only the graph behind it
 # (`deallocate_pipeline_outputs`). How much would that save here?
 #
-# Recomputation adds at most a third to the compute time, since a backward pass takes about as long as two forward
-# passes. In return, it cuts the memory of a micro-batch in flight by a factor of more than ten. With GPipe, that
-# decides whether a job runs at all. With 1F1B, only a few micro-batches are in flight, so ask first whether you need
-# recomputation, and then on which stages: the last one has only a single micro-batch in flight.
+# Recomputation adds at most a third to the compute time if a backward pass takes as long as two forward passes. Here it
+# adds only 22% (modeled), because PyTorch stops recomputing a layer as soon as it has every tensor that the backward
+# pass needs, so the layer's last matrix multiplication does not run again. In return, recomputation cuts the memory of
+# a micro-batch in flight by a factor of more than ten. With GPipe, that decides whether a job runs at all. With 1F1B,
+# only a few micro-batches are in flight, so ask first whether you need recomputation, and then on which stages: the
+# last one has only a single micro-batch in flight.
 
 # %% [markdown]
 # ## Where to split
@@ -651,7 +656,8 @@ layers.table(layers.virtual(GPT2), GPT2)
 #   micro-batches in flight, take no more than the capacity of its GPU. The GPUs may have different capacities.
 # - Among the splits that fit, the function returns one whose slowest stage is as fast as possible. If several splits
 #   are equally good, any of them is right. If none fits, the function raises a `ValueError`.
-# - It also has to split 60 parts into 8 stages. There are 341 million ways to do that, so do not try them all.
+# - It also has to split 60 parts into 8 stages within 10 seconds. There are 341 million ways to do that, so do not try
+#   them all.
 
 # %% answer="split"
 %%writefile mytrainer/split.py
@@ -965,19 +971,21 @@ costs.show(costs.of({f"{name}, {split}": f"--balance {split}" for name, split in
                     "--gpus-per-node 4 --pipeline-model-parallel-size 4 --global-batch-size 64"))
 # %% [markdown]
 # The fastest split saves almost a quarter of the even split's step time, but it does not fit. The best split that fits
-# takes less than a tenth longer than the fastest one, and needs no recomputation. Both results are modeled. The fastest
-# split exceeds the memory by less than the model's usual error, so on a real cluster, you would try both. What could
-# you do with the memory that is free on the last stage?
+# takes less than a tenth longer than the fastest one, and needs no recomputation. (`waiting` counts only communication,
+# not the time that a stage waits for other stages.) Both results are modeled. The fastest split exceeds the memory by
+# less than the model's usual error, so on a real cluster, you would try both. What could you do with the memory that is
+# free on the last stage?
 #
 # **This is the end of the first sitting.**
 #
 # ## Less waiting: interleaved chunks
 #
 # The bubble lasts as long as it takes to fill and drain the pipeline, and that depends on how long a pass through one
-# *stage* takes. More micro-batches do not shorten the bubble. They only make the rest of the step longer, so that the
-# bubble is a smaller part of it, and the batch size limits their number. Llama 3 405B is an example. Its batch of 16
-# million tokens consisted of 2,048 sequences, shared by 128 pipelines of 16 stages each. At one sequence per
-# micro-batch, that left 16 micro-batches for each pipeline ([Llama Team, 2024](https://arxiv.org/abs/2407.21783)).
+# *stage* takes. More micro-batches of the same size do not shorten the bubble. They only make the rest of the step
+# longer, so that the bubble is a smaller part of it, and the batch size limits their number. Llama 3 405B is an
+# example. Its batch of 16 million tokens consisted of 2,048 sequences, shared by 128 pipelines of 16 stages each. At
+# one sequence per micro-batch, that left 16 micro-batches for each pipeline ([Llama Team,
+# 2024](https://arxiv.org/abs/2407.21783)).
 #
 # **Interleaving** ([Narayanan et al., 2021b](https://arxiv.org/abs/2104.04473)) makes each pass through a stage shorter
 # without adding GPUs. The model is divided into $p\,v$ parts, and each stage has $v$ of them, called **chunks**: part
@@ -1000,7 +1008,7 @@ costs.show(costs.of({f"{name}, {split}": f"--balance {split}" for name, split in
 
 # %% answer="interleaved"
 %%writefile mytrainer/interleaved.py
-"""Interleaved 1F1B (Narayanan et al., 2021): several chunks of the model on each stage."""
+"""Interleaved 1F1B (Narayanan et al., 2021b): several chunks of the model on each stage."""
 
 
 def interleaved(stages, micro_batches, chunks):
@@ -1441,7 +1449,8 @@ for rate in RATES:
 # - **Tensor-parallel** (TP) ranks all-reduce hidden states in every layer, so they are neighbors within a node.
 # - **Data-parallel** (DP) ranks all-reduce their gradients once per step. That is a lot of data, but the all-reduce can
 #   overlap with the backward pass, so these ranks are the next closest.
-# - **Pipeline-parallel** (PP) stages only exchange hidden states at their boundaries, so they are farthest apart.
+# - **Pipeline-parallel** (PP) stages only exchange hidden states and their gradients at their boundaries, so they are
+#   farthest apart.
 #
 # Megatron-LM uses this order: rank $r = i_\text{tensor} + t\,(i_\text{data} + d\,i_\text{stage})$, with $t$
 # tensor-parallel ranks, $d$ replicas, and $p$ stages.
@@ -1885,12 +1894,12 @@ for one, two in zip(logs.lines(four.log, "| loss "), logs.lines(other.log, "| lo
 # interleaving stops paying off; and the process groups of a whole cluster. Three things to remember:
 #
 # - 1F1B has the same bubble as GPipe, but at most $p - s$ micro-batches in flight on stage $s$, whatever $m$ is. The
-#   figure shows both, beside a pipeline without micro-batches in flight at the same time.
+#   figure shows both, next to a pipeline that runs one micro-batch at a time.
 # - The slowest stage sets the pace, and the first one needs the most memory per layer. Profile first, then search for
 #   the fastest split that fits.
-# - Interleaving divides the bubble by $v$, but multiplies the number of transfers. On a fast network, and with more
-#   micro-batches than stages, it hides them better than 1F1B does if each stage runs two passes further ahead than the
-#   next one.
+# - Interleaving divides the bubble overhead by $v$, but multiplies the number of transfers. On a fast network, and with
+#   more micro-batches than stages, it hides them better than 1F1B does if each stage runs two passes further ahead than
+#   the next one.
 #
 # ![Three timelines of four stages and four micro-batches on one scale of time. One micro-batch at a time: total 48,
 # bubble 75%, one micro-batch in flight on each stage. GPipe: total 21, bubble 43%, four in flight on every stage. 1F1B:
@@ -1902,7 +1911,7 @@ for one, two in zip(logs.lines(four.log, "| loss "), logs.lines(other.log, "| lo
 # ## Read next
 #
 # - [Narayanan et al., 2021a](https://arxiv.org/abs/2006.09503), *Memory-efficient pipeline-parallel DNN training*:
-#   PipeDream-Flush, which everybody now calls 1F1B, and its relatives without a flush.
+#   PipeDream-Flush, now simply called 1F1B, and its relatives without a flush.
 # - [Narayanan et al., 2021b](https://arxiv.org/abs/2104.04473), *Efficient large-scale language model training on GPU
 #   clusters*: interleaving, and how tensor, pipeline, and data parallelism fit together on 3,072 GPUs.
 # - [Megatron-LM's

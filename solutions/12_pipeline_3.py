@@ -84,7 +84,7 @@ print(f"bubble fraction: {bad(f'{one_step.bubble_fraction:.1%}')} of the time (s
 # [Narayanan et al., 2021](https://arxiv.org/abs/2104.04473) call the bubble time fraction, $(p-1)/m$, is idle time
 # divided by compute time, with $p$ stages and $m$ micro-batches.) More micro-batches would help, but the batch size is
 # fixed, and every additional data-parallel replica takes its share of the batch. Interleaving, which Llama 3 used,
-# divides the bubble by the number of chunks per stage, but multiplies the communication.
+# divides the idle time by the number of chunks per stage, but multiplies the communication.
 #
 # The bubble has one cause: the **pipeline flush**. At the end of each step, the pipeline drains, because no micro-batch
 # of the next step may start before the weights have been updated. What if no stage waited?
@@ -296,7 +296,7 @@ def stashed_stream(schedule, width, rate, seed, common):
         seed: of this rank's weights.
         common: the seed of the data.
 
-    Return the loss of each micro-batch (on the last rank), and this rank's weights in the end.
+    Return the loss of each micro-batch (on the last rank), and this rank's final weights.
     """
     from mytrainer.weight_stash import WeightStash
 
@@ -1258,7 +1258,7 @@ def compare_policies(rate):
         losses = torch.tensor(run_ranks(gpt_losses, 4, policy, lines, rate)[-1])
         window = max(1, len(losses) // 10)
         curves[policy] = ends[window - 1:], losses.unfold(0, window, 1).mean(-1).tolist()
-        print(f"{policy:16} {len(losses):4} micro-batches, loss in the end {result(f'{curves[policy][1][-1]:.2f}')}")
+        print(f"{policy:16} {len(losses):4} micro-batches, final loss {result(f'{curves[policy][1][-1]:.2f}')}")
     return curves
 
 # %% [markdown]
@@ -2030,7 +2030,7 @@ for name, schedule in {"ZB-H1": zb_h1_schedule(4, 12), "ZB-H2": h2}.items():
     peaks = [peak(" ".join(actions)) for actions in schedule]
     made = simulate(parse(schedule))
     print(f"{name}: {result(f'{max(peaks):.2f} GiB')} on the most loaded stage (modeled); a step takes {made.total} passes from the "
-          f"first to the last, and {made.longest} on each stage")
+          f"first to the last, and at most {made.longest} on any one stage")
 
 # %% [markdown]
 # ## Back and forth: V-shaped schedules
@@ -2041,8 +2041,8 @@ for name, schedule in {"ZB-H1": zb_h1_schedule(4, 12), "ZB-H2": h2}.items():
 # micro-batch turns around on the last stage without a transfer, and its loss is computed on stage 0. The backward pass
 # starts there, too, so stage 0 does not wait for other stages to send the first gradient.
 #
-# **ZBV** (Qi et al., 2023, section 6, and [2024](https://arxiv.org/abs/2405.15362)) has no bubble in the same sense as
-# ZB-H2 if F, B, and W take the same time, but each stage needs only as much memory as the first stage of 1F1B.
+# **ZBV** (Qi et al., 2023, section 6, and [2024](https://arxiv.org/abs/2405.15362)) is free of bubbles in the same
+# sense as ZB-H2 if F, B, and W take the same time, and each stage needs only as much memory as the first stage of 1F1B.
 # **DualPipe**, the schedule of DeepSeek-V3 ([DeepSeek-AI, 2024](https://arxiv.org/abs/2412.19437)), feeds in
 # micro-batches from both ends of the pipeline, so every parameter is held twice. **DualPipeV** is DualPipe cut in half
 # ([Qi et al., 2025](https://hackmd.io/@ufotalent/r1lVXsa9Jg)), which needs only one copy. Its steady state pairs the
@@ -2070,14 +2070,14 @@ print(f"F 1.1, B 1.2, W 0.7: a step takes {unlike[0]:.1%} longer than one stage'
 # DeepSeek's [repository](https://github.com/deepseek-ai/DualPipe) counts $PP+1$ activations, where $PP = 2p$ is the
 # number of parts of the model. With $p = 4$, these are the activations of 9 half-stages, or 4.5 micro-batches in
 # flight, as for DualPipeV above. Its formula for the bubble contains the time of two overlapped passes, which this
-# simulation does not have. The last column shows a disadvantage: a link that takes half as long as a forward pass costs
-# a V-shaped schedule more than ZB-H2, whose long warm-up hides it.
+# simulation does not have. The last number of each line shows a disadvantage: a link that takes half as long as a
+# forward pass costs a V-shaped schedule more than ZB-H2, whose long warm-up hides it.
 #
 # ## The contest
 #
 # Real stages differ in speed, their memory is limited, and their links are slow. `lab contest pipelines` poses such
-# cases. Its **ghosts** are the published schedules. Where a case allows only one chunk, interleaved, ZBV, and DualPipeV
-# fall back to 1F1B:
+# cases. Its **ghosts** are the published schedules, and `serial`, which runs one micro-batch at a time. Where a case
+# allows only one chunk, interleaved, ZBV, and DualPipeV fall back to 1F1B:
 
 # %% tags=["explore"] short={"!lab contest pipelines": "!true"}
 !lab contest pipelines
@@ -2415,10 +2415,10 @@ plots.pipeline("megatron/timeline/thousand", "Your Llama on 1,024 modeled H100s:
 #   divided by the largest curvature. Staleness hurts when updates are large.
 # - The previous stage waits only for the gradient of the input. W can wait, and fills the bubble at the end.
 # - Between B and W, a linear layer keeps its input and the gradient of its output, so moving W costs memory.
-# - If F, B, and W take the same time, ZB-H1 has a third of 1F1B's bubble, and each stage needs as much memory as the
-#   first stage of 1F1B. ZB-H2 removes the wait for the first gradient, but needs about twice the memory. V-shaped
-#   placement also removes it, with no more memory than ZB-H1, but with more transfers. If the times differ, a bubble is
-#   left: $(p-1)(F+B-2W)$ with ZB-H2.
+# - If F, B, and W take the same time, ZB-H1 has a third of 1F1B's idle time, and each stage needs as much memory as the
+#   first stage of 1F1B. ZB-H2 removes the wait for the first gradient, but needs about twice the memory. ZBV also
+#   removes it, with a V-shaped placement and no more memory than ZB-H1, but with more transfers. If the times differ, a
+#   bubble is left: $(p-1)(F+B-2W)$ with ZB-H2.
 # - "Zero bubble" counts only the time between each stage's first and last action. The idle time before and after costs
 #   nothing only if the optimizer step does not wait for other stages.
 # - With uneven stages, memory caps, and slow links, a simulation finds better orders than any formula.

@@ -1,4 +1,4 @@
-"""Interleaved 1F1B (Narayanan et al., 2021): several chunks of the model on each stage."""
+"""Interleaved 1F1B (Narayanan et al., 2021b): several chunks of the model on each stage."""
 
 
 def interleaved(stages, micro_batches, chunks):

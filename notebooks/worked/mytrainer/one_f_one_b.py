@@ -1,4 +1,4 @@
-"""1F1B with a flush after each step (PipeDream-Flush; Narayanan et al., 2021)."""
+"""1F1B with a flush after each step (PipeDream-Flush; Narayanan et al., 2021a)."""
 
 
 def one_f_one_b(stages, micro_batches):

@@ -68,6 +68,7 @@ def become(cluster: Cluster, rank: int, settings: Settings, present: Sequence[in
         dist.Logger.set_runtime_stats_and_log = lambda _self: None
     if settings.record:
         Journal(gpu, rank, cluster.world)
+    failures.explain_elsewhere(rank)
     ledger = Ledger(gpu, settings.steps)
     if settings.trace is not None:
         place = RankPlacement(rank, cluster.world, rank % cluster.per_node, cluster.per_node)

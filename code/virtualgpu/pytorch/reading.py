@@ -116,8 +116,9 @@ def unknown_array(gpu: CudaGpu, tensor: Tensor) -> object:
     """
     if tensor.numel() > MAX_UNKNOWN or not gpu.assumptions.command_line:
         stop(gpu, "becomes a numpy array")
-    import numpy
-
+    numpy = sys.modules.get("numpy")  # which torch imports if it is installed
+    if numpy is None:
+        raise RuntimeError("Numpy is not available")
     array = numpy.empty(tensor.shape, dtype=object)
     integers = has_integers(tensor)
     for place in numpy.ndindex(array.shape):

@@ -117,7 +117,7 @@ class Ledger:
     def allocated(self, key: int, _size: int, held: int) -> None:
         block = self.blocks.allocated(key, held, self.phase, self.interval, len(self.steps))
         if self.blocks.history is not None:
-            block.begin = self.gpu.clock.ready()
+            block.begin = self.gpu.clock.reached()
         if self.phase == BACKWARD:
             self._label_gradient(block)
         if block.number == self.next_scan:  # a program without an optimizer has parameters, too
@@ -127,7 +127,7 @@ class Ledger:
     def released(self, key: int, _held: int) -> None:
         block = self.blocks.released(key, self.interval, len(self.steps))
         if block is not None and self.blocks.history is not None:
-            block.end = self.gpu.clock.ready()
+            block.end = self.gpu.clock.reached()
 
     def resized(self, key: int, size: int, _before: int, held: int) -> None:
         """Record a storage that was resized in place, as FSDP's are; its category stays."""
@@ -135,7 +135,7 @@ class Ledger:
         self.allocated(key, size, held)
         if old is not None:
             if self.blocks.history is not None:
-                old.end = self.gpu.clock.ready()
+                old.end = self.gpu.clock.reached()
             self.blocks.live[key].label = old.label
 
     def detached(self, tensor: torch.Tensor) -> None:

@@ -145,7 +145,7 @@ def utilization(gpu: CudaGpu) -> int:
 
 def busy_share(gpu: CudaGpu) -> float:
     """Return the share of the run in which kernels ran."""
-    seconds = gpu.clock.ready()
+    seconds = gpu.clock.reached()
     return min(1.0, gpu.computing / seconds) if seconds else 0.0
 
 

@@ -13,6 +13,7 @@ from torch.distributed import device_mesh, distributed_c10d
 from virtualgpu.net import backend
 from virtualgpu.net.communicator import BACKEND
 from virtualgpu.net.group import VirtualGroup
+from virtualgpu.net.nccl_backend import NO_EFFECT, Options, ProcessGroupNCCL
 from virtualgpu.net.topology import Topology
 from virtualgpu.pytorch import functional_collectives
 from virtualgpu.pytorch.mode import CudaGpu
@@ -35,6 +36,8 @@ def install(gpu: CudaGpu, topology: Topology, present: Sequence[int] | None = No
     gpu.handlers.update(functional_collectives.handlers())
     backend.register(gpu, topology, present=present)
     everywhere("is_nccl_available", lambda: True)
+    for module in (distributed_c10d, dist, torch._C._distributed_c10d):
+        module.ProcessGroupNCCL = ProcessGroupNCCL
     distributed_c10d.default_pg_nccl_timeout = NCCL_TIMEOUT
     distributed_c10d._new_process_group_helper = named(
         distributed_c10d._new_process_group_helper, ON_CUDA if present is None else ON_CUDA | GLOO)
@@ -81,6 +84,11 @@ def named(helper: Callable, virtual: set[str]) -> Callable:
             world, gloo = distributed_c10d._world, str(name) in GLOO
             group.serves_cpu = "cpu" in str(name) or str(name) == "undefined" or gloo
             group.serves_gpu = not gloo
+            options = next((one for one in (*args, *kwargs.values()) if isinstance(one, Options)),
+                           None)
+            if options is not None:
+                group.nccl.options = options
+                group.gpu.assumptions.note(NO_EFFECT)
             world.pg_map[group] = dist.Backend("gloo" if gloo else "nccl"), world.pg_map[group][1]
         return group, store
     return make

@@ -242,6 +242,11 @@ def has_unknown(data: object) -> bool:
     return type(data) is Unknown
 
 
+def is_object_array(data: object) -> bool:
+    """Return whether this is a numpy array of objects, such as unknown numbers."""
+    return str(getattr(data, "dtype", "")) == "object"
+
+
 def patch_json() -> None:
     """Make json write unknown numbers as null."""
     default, make = json.JSONEncoder.default, json.encoder._make_iterencode

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from types import ModuleType
+from typing import NoReturn
 
 import torch
 
@@ -80,6 +81,11 @@ def _missing(name: str) -> object:
     """Refuse a function of torch._C that this build lacks, by its name."""
     if name.startswith("__"):
         raise AttributeError(f"module 'torch._C' has no attribute {name!r}")
+    refuse_c(name)
+
+
+def refuse_c(name: str) -> NoReturn:
+    """Raise CudaOnly for a name in torch._C."""
     raise CudaOnly(f"{program_line()}: torch._C.{name} is compiled for CUDA only, and not modeled "
                    "on virtual GPUs; run the program without what calls it")
 

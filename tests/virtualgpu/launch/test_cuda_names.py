@@ -189,6 +189,10 @@ def groups():
         dist.monitored_barrier()
     with pytest.raises(ValueError, match="create the group with torch"):
         dist.ProcessGroupNCCL(None, 0, 2, options)
+    c10d = torch._C._distributed_c10d
+    with pytest.raises(AttributeError, match="_dump_nccl_trace is compiled for CUDA only"):
+        c10d._dump_nccl_trace()
+    assert not hasattr(c10d, "_dump_nccl_trace") and not hasattr(c10d, "ProcessGroupMPI")
     x = torch.ones(2, device="cuda")
     dist.all_reduce(x, group=group)
     model = nn.parallel.DistributedDataParallel(nn.Linear(2, 2).cuda())

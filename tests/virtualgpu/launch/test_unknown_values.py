@@ -47,6 +47,7 @@ def shown():
     csv.DictWriter(table, ["loss", "step"]).writerow({"loss": value, "step": 3})
     return [
         f"{value} {value:.3f} {array:.2f} {ids.cpu().numpy()} {ids.tolist()}",
+        f"{float(loss)} {float(value):.3f} {'%.1f' % value}",  # noqa: UP031
         json.dumps({"loss": value, "id": integer}), json.dumps([value, integer], indent=1),
         table.getvalue(), str(divmod(integer, 3)), repr(round(value, 4)),
         *map(repr, (statistics.mean(iter([value, 1.0])), statistics.stdev([value, value]),
@@ -60,8 +61,8 @@ def shown():
 
 
 def test_what_prints_averages_or_converts_shows_a_question_mark():
-    text = ["? ? ? [? ? ? ?] [?, ?, ?, ?]", '{"loss": null, "id": null}', "[\n null,\n null\n]",
-            "?,3\r\n", "(?, ?)", *["?"] * 9, "[True, True, False]",
+    text = ["? ? ? [? ? ? ?] [?, ?, ?, ?]", "nan nan nan", '{"loss": null, "id": null}',
+            "[\n null,\n null\n]", "?,3\r\n", "(?, ?)", *["?"] * 9, "[True, True, False]",
             "[torch.float32, torch.int64]", "[tensor(?, size=(), dtype=torch.float32), tensor(?, "
             "size=(4,), dtype=torch.int64), tensor(?, size=(2,), dtype=torch.float32, "
             "device='cuda:0')]", "id: '?'\nloss: '?'\n"]

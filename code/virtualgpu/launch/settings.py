@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from virtualgpu.core.errors import VirtualGpuError
 from virtualgpu.pytorch.assumptions import AssumedValue
@@ -24,6 +25,7 @@ class Settings:
         record: whether every rank returns a record (virtualgpu.replay).
         trace: the folder for traces; None for no traces.
         fuse: whether elementwise kernels of compiled regions are fused.
+        smi: the folder that `nvidia-smi` reads; None without that command.
         steps: the program ends after this number of steps; None: it runs to its own end.
         typical: what a few numbers of large tensors are assumed to be; None: they are unknown.
 
@@ -38,6 +40,7 @@ class Settings:
     fuse: bool = False
     typical: float | None = None
     steps: int | None = None
+    smi: Path | None = None
 
     def __post_init__(self) -> None:
         if self.record and self.fuse:

@@ -159,7 +159,11 @@ def supervise(connection: socket.socket, folder: str) -> None:
             kill_descendants(os.getpid())
             connection.sendall(code.to_bytes(8, "big", signed=True))
             return
-        if not (numbers := connection.recv(64)):
+        try:
+            numbers = connection.recv(64)
+        except ConnectionResetError:  # the client was killed before it read the process's number
+            numbers = b""
+        if not numbers:
             kill_descendants(os.getpid())
             return
         for number in numbers:

@@ -126,6 +126,21 @@ def multiply(a: Quantized, b: Quantized, dtype: torch.dtype, bias: torch.Tensor 
                             a_block[1], bias, dtype)
 
 
+def save(ctx: torch.autograd.function.FunctionCtx, input: Quantized | torch.Tensor) -> None:
+    """Save a linear layer's input for its backward pass."""
+    if isinstance(input, Quantized):
+        ctx.save_for_backward(input.data, input.scale_inv)
+        ctx.block = input.block
+    else:
+        ctx.save_for_backward(input)
+
+
+def restore(ctx: torch.autograd.function.FunctionCtx) -> Quantized | torch.Tensor:
+    """Return the input that `save` saved."""
+    saved = ctx.saved_tensors
+    return saved[0] if len(saved) == 1 else Quantized(*saved, ctx.block)
+
+
 class Fp8TensorParallel(TensorParallel):
     """How one linear layer enters and leaves its tensor-parallel region, with GEMMs in FP8.
 
@@ -270,11 +285,7 @@ class Fp8Linear(torch.autograd.Function):
     def forward(ctx, x, weight, bias, accumulator, tp):
         rows, saved = tp.quantize_input(x.reshape(-1, x.shape[-1]))
         ctx.tp, ctx.weight, ctx.accumulator = tp, weight, accumulator
-        if isinstance(saved, Quantized):
-            ctx.save_for_backward(saved.data, saved.scale_inv)
-            ctx.block = saved.block
-        else:
-            ctx.save_for_backward(saved)
+        save(ctx, saved)
         y = multiply(rows, tp.rounded(weight)[0], x.dtype, bias)
         # Not a view: on virtual GPUs, the bias is added to this output in place.
         y = torch.ops.aten._unsafe_view(y, [-1, *x.shape[1:-1], y.shape[-1]])
@@ -282,10 +293,10 @@ class Fp8Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        tp, saved, dx = ctx.tp, ctx.saved_tensors, None
+        tp, dx = ctx.tp, None
         dy = grad.reshape(-1, grad.shape[-1])
         rows, dy_of_dw = tp.quantize_grad(dy)
-        x = tp.restore_input(saved[0] if len(saved) == 1 else Quantized(*saved, ctx.block))
+        x = tp.restore_input(restore(ctx))
         dw = (tp.add_weight_grad(ctx.accumulator, dy_of_dw, x, grad.dtype)
               if ctx.needs_input_grad[1] else None)
         if ctx.needs_input_grad[0]:

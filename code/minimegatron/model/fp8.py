@@ -76,7 +76,7 @@ class Fp8(nn.Module):
         self.linears.append(linear)
         kind = Fp8TensorParallel
         if self.ctx.config.tp_comm_overlap:
-            from minimegatron.model.fp8_overlap import Fp8TensorParallelWithOverlap
+            from minimegatron.model.tp_overlap import Fp8TensorParallelWithOverlap
 
             kind = Fp8TensorParallelWithOverlap
         return kind(self.ctx, self.recipe, self.histories, len(self.linears) - 1, is_column)

@@ -16,6 +16,7 @@ from minimegatron.model import fp8_ops, ops
 from minimegatron.model.linear import matmul
 from minimegatron.model.mappings import TensorParallel
 from minite.functional import QuantizedPair, Quantizer
+from minite.overlap import restore, save
 from minite.quantize import BLOCK, MX_BLOCK, Quantized
 from minite.recipes import DelayedScaling, Float8BlockScaling, MXFP8BlockScaling, Recipe
 
@@ -124,21 +125,6 @@ def multiply(a: Quantized, b: Quantized, dtype: torch.dtype, bias: torch.Tensor 
     a_block, b_block = a.block or (0, 0), b.block or (0, 0)
     return fp8_ops.fp8_gemm(a.data, a.scale_inv, b.data, b.scale_inv, a_block[0], b_block[0],
                             a_block[1], bias, dtype)
-
-
-def save(ctx: torch.autograd.function.FunctionCtx, input: Quantized | torch.Tensor) -> None:
-    """Save a linear layer's input for its backward pass."""
-    if isinstance(input, Quantized):
-        ctx.save_for_backward(input.data, input.scale_inv)
-        ctx.block = input.block
-    else:
-        ctx.save_for_backward(input)
-
-
-def restore(ctx: torch.autograd.function.FunctionCtx) -> Quantized | torch.Tensor:
-    """Return the input that `save` saved."""
-    saved = ctx.saved_tensors
-    return saved[0] if len(saved) == 1 else Quantized(*saved, ctx.block)
 
 
 class Fp8TensorParallel(TensorParallel):

@@ -122,8 +122,7 @@ class VirtualGpu(Storages, TorchDispatchMode):
             self.ledger.operation(plan, args)
         out = func(*args, **kwargs) if self.watched != "meta" else plan.make(args, kwargs)
         if plan.results is not None:
-            for result in (out,) if isinstance(out, torch.Tensor) else nested(out):
-                self.hold(result)
+            self.hold_results(func, args, kwargs, plan, out)
         if plan.kernels:
             if plan.unknown:
                 self.unknown[plan.name] += 1
@@ -133,6 +132,13 @@ class VirtualGpu(Storages, TorchDispatchMode):
         if self.recorder is not None:
             self.recorder.operation(key, plan, (args, kwargs), out)
         return out, plan
+
+    def hold_results(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict,
+                     plan: OperationPlan, out: object) -> None:
+        """Allocate the new tensors that an operation returns; the arguments are those of `start`.
+        """
+        for result in (out,) if isinstance(out, torch.Tensor) else nested(out):
+            self.hold(result)
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Return whether the tensor is in this GPU's memory."""

@@ -59,7 +59,8 @@ class CudaGpu(CudaDevice):
     def __init__(self, card: Card, index: int = 0, count: int = 1, limit: int = LIMIT,
                  assumptions: Decisions | None = None, typical: float | None = None) -> None:
         super().__init__(card, index, count, limit, assumptions, typical)
-        self.fuser: Fuser | None = None  # for compiled regions (fusing.py)
+        self.fuses = False  # whether compiled regions are fused
+        self.fuser: Fuser | None = None  # from the first compiled region on (fusing.py)
         self.trace_files: TraceFiles | None = None  # --trace writes them at the end
         self.workspaces = Workspaces(card)
         self.handlers: dict[str, Handler] = {}  # by namespace of the operation
@@ -205,11 +206,18 @@ class CudaGpu(CudaDevice):
             self.hold(workspace)
             if self.ledger is not None:
                 self.ledger.label(key_of(workspace), OTHER)
-        if self.fuser is None:
+        if self.fuser is None or not self.fuser.take(func, args, kwargs, plan, out):
             self.launch(plan.name, plan.seconds, plan.kernels)
-        elif not self.fuser.take(func, args, kwargs, plan, out):
-            self.fuser.flush()
-            self.launch(plan.name, plan.seconds, plan.kernels)
+
+    def hold_results(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict,
+                     plan: OperationPlan, out: object) -> None:
+        """Allocate an operation's results, unless its fused kernel does when it is launched."""
+        if self.fuser is None or not self.fuser.defer(func, args, kwargs, plan, out):
+            super().hold_results(func, args, kwargs, plan, out)
+
+    def hold(self, tensor: torch.Tensor) -> None:
+        if self.fuser is None or key_of(tensor) not in self.fuser.unwritten:
+            super().hold(tensor)
 
     def release(self, key: int) -> None:
         super().release(key)
@@ -235,7 +243,10 @@ class CudaGpu(CudaDevice):
         return work._replace(gemm=gemm._replace(dtype="tf32"))
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        return tensor.is_meta and key_of(tensor) in self.blocks
+        if not tensor.is_meta:
+            return False
+        key = key_of(tensor)
+        return key in self.blocks or (self.fuser is not None and key in self.fuser.unwritten)
 
     def truth(self) -> AbstractContextManager:
         return hidden

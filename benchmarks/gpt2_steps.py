@@ -43,10 +43,10 @@ class Attention(nn.Module):
 class Block(nn.Module):
     def __init__(self, size: argparse.Namespace) -> None:
         super().__init__()
-        self.before_attention, self.before_mlp = nn.LayerNorm(size.hidden), nn.LayerNorm(size.hidden)
+        h = size.hidden
+        self.before_attention, self.before_mlp = nn.LayerNorm(h), nn.LayerNorm(h)
         self.attention = Attention(size)
-        self.up, self.down = (nn.Linear(size.hidden, 4 * size.hidden),
-                              nn.Linear(4 * size.hidden, size.hidden))
+        self.up, self.down = nn.Linear(h, 4 * h), nn.Linear(4 * h, h)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.before_attention(x))

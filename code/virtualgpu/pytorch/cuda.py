@@ -13,6 +13,7 @@ import torch
 from virtualgpu.core.card import Card, generation
 from virtualgpu.core.errors import NoValue
 from virtualgpu.core.gpu import program_line
+from virtualgpu.core.memory import Allocator
 from virtualgpu.pytorch.mode import CudaGpu
 
 CUDA_VERSION = "12.8"  # as torch.version.cuda reports it
@@ -147,8 +148,14 @@ def utilization(gpu: CudaGpu) -> int:
 def _memory(gpu: CudaGpu) -> dict[str, object]:
     memory = gpu.memory
 
+    def settled() -> Allocator:
+        """Return the memory after all kernels that were deferred for fusion have allocated."""
+        if gpu.fuser is not None:
+            gpu.fuser.flush()
+        return memory
+
     def reset(device: object = None) -> None:
-        memory.reset_peaks()
+        settled().reset_peaks()
 
     def reset_totals(device: object = None) -> None:
         for pool in (memory.small, memory.large):
@@ -164,10 +171,10 @@ def _memory(gpu: CudaGpu) -> dict[str, object]:
 
     return dict(
         mem_get_info=lambda device=None: (memory.free, memory.capacity),
-        memory_allocated=lambda device=None: memory.live,
-        max_memory_allocated=lambda device=None: memory.peak,
-        memory_reserved=lambda device=None: memory.reserved,
-        max_memory_reserved=lambda device=None: memory.peak_reserved,
+        memory_allocated=lambda device=None: settled().live,
+        max_memory_allocated=lambda device=None: settled().peak,
+        memory_reserved=lambda device=None: settled().reserved,
+        max_memory_reserved=lambda device=None: settled().peak_reserved,
         reset_peak_memory_stats=reset, reset_max_memory_allocated=reset,
         reset_accumulated_memory_stats=reset_totals,
         memory_stats=lambda device=None: statistics(gpu),

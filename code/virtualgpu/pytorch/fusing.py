@@ -20,7 +20,8 @@ import torch
 from virtualgpu.core.gpu import VirtualGpu
 from virtualgpu.core.operand import moved, tensors
 from virtualgpu.core.plan import OperationPlan, changed_tensor, nested
-from virtualgpu.core.rules.work import KernelWork
+from virtualgpu.core.rules.gemm import row_bytes
+from virtualgpu.core.rules.work import FULL_ALIGNMENT, KernelWork
 from virtualgpu.pytorch.saving import Saving
 from virtualgpu.pytorch.visible import key_of
 
@@ -129,7 +130,25 @@ class Fuser:
                 or not self.inside()):
             return False
         operands = tensors((*args, *kwargs.values()))
-        return all(map(self.gpu.holds, (item for item in operands if item.dim())))
+        # Inductor generates no code for complex numbers (torch/_inductor/lowering.py).
+        return all(self.gpu.holds(item) and not item.is_complex()
+                   for item in operands if item.dim())
+
+    def alone(self, args: Sequence, plan: OperationPlan) -> OperationPlan:
+        """Return the plan of an operation that is not fused; Inductor pads unaligned GEMMs where
+        that is faster (torch/_inductor/fx_passes/pad_mm.py, `shape_padding`)."""
+        work = plan.work
+        if (work is None or work.gemm is None or work.gemm.aligned == FULL_ALIGNMENT
+                or not self.inside()):
+            return plan
+        copied = [item for item in tensors(args)
+                  if item.dim() >= 2 and row_bytes(item) % FULL_ALIGNMENT]
+        copies = KernelWork(2 * sum(map(moved, copied)), len(copied))
+        seconds = self.gpu.seconds(copies) + self.gpu.seconds(
+            work._replace(gemm=work.gemm._replace(aligned=FULL_ALIGNMENT)))
+        if seconds >= plan.seconds:
+            return plan
+        return plan._replace(seconds=seconds, kernels=plan.kernels + len(copied))
 
     def defer(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict, plan: OperationPlan,
               out: object) -> bool:

@@ -206,8 +206,11 @@ class CudaGpu(CudaDevice):
             self.hold(workspace)
             if self.ledger is not None:
                 self.ledger.label(key_of(workspace), OTHER)
-        if self.fuser is None or not self.fuser.take(func, args, kwargs, plan, out):
-            self.launch(plan.name, plan.seconds, plan.kernels)
+        if self.fuser is not None:
+            if self.fuser.take(func, args, kwargs, plan, out):
+                return
+            plan = self.fuser.alone(args, plan)
+        self.launch(plan.name, plan.seconds, plan.kernels)
 
     def hold_results(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict,
                      plan: OperationPlan, out: object) -> None:

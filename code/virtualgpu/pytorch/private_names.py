@@ -26,6 +26,7 @@ NAMES = (
     "torch._C._accelerator_exchangeDevice",
     "torch._C._accelerator_maybeExchangeDevice",
     "torch._C._autograd._get_sequence_nr",
+    "torch._C._autograd._top_saved_tensors_default_hooks",
     "torch._C._current_autograd_node",
     "torch._C._current_graph_task_id",
     "torch._C._dispatch_has_kernel_for_dispatch_key",
@@ -80,6 +81,7 @@ NAMES = (
     "torch.utils._python_dispatch.is_traceable_wrapper_subclass",
     "torch.utils._pytree.keystr",
     "torch.utils._pytree.tree_flatten_with_path",
+    "torch.utils._pytree.tree_leaves",
     "torch.utils._pytree.tree_map",
 )
 

@@ -46,6 +46,7 @@ from virtualgpu.pytorch.visible import (
 
 aten = torch.ops.aten
 COPIES = {aten.copy_.default, aten._to_copy.default}
+CONVOLUTIONS = {aten.convolution.default, aten.convolution_backward.default}
 FAKE = torch._C._TorchDispatchModeKey.FAKE
 ITEM = aten._local_scalar_dense.default
 Handler = Callable[["CudaGpu", torch._ops.OpOverload, Sequence, dict], object]
@@ -59,6 +60,7 @@ class CudaGpu(CudaDevice):
     def __init__(self, card: Card, index: int = 0, count: int = 1, limit: int = LIMIT,
                  assumptions: Decisions | None = None, typical: float | None = None) -> None:
         super().__init__(card, index, count, limit, assumptions, typical)
+        self.tf32: bool | None = None  # while an operation is costed: whether it may use TF32
         self.fuses = False  # whether compiled regions are fused
         self.fuser: Fuser | None = None  # from the first compiled region on (fusing.py)
         self.trace_files: TraceFiles | None = None  # --trace writes them at the end
@@ -140,7 +142,7 @@ class CudaGpu(CudaDevice):
         if needs_values(func, tensors(args)):
             return self._by_value(func, args, kwargs)
         # TF32 is a setting of the process; tensors on the host cross the bus.
-        setting = (torch._C._get_cublas_allow_tf32(), Space.HOST in spaces, Space.OWN in spaces)
+        setting = (self._allows_tf32(func), Space.HOST in spaces, Space.OWN in spaces)
         if "device" in kwargs:
             kwargs = {**kwargs, "device": META}
         out, plan = self.execute(func, args, kwargs, setting)
@@ -230,18 +232,28 @@ class CudaGpu(CudaDevice):
     def cost(self, func: torch._ops.OpOverload, args: Sequence, produced: Sequence[torch.Tensor],
              crossing: int) -> tuple[float, KernelWork]:
         """Return the duration of an operation's kernels, in seconds, and the work they do."""
-        seconds, work = super().cost(func, args, produced, crossing)
-        return seconds, self.in_tf32(work)
+        self.tf32 = self._allows_tf32(func)
+        try:
+            seconds, work = super().cost(func, args, produced, crossing)
+            return seconds, self.in_tf32(work)
+        finally:
+            self.tf32 = None
 
     def seconds(self, work: KernelWork) -> float:
         """Return the time of kernels, in seconds."""
         return super().seconds(self.in_tf32(work))
 
+    def _allows_tf32(self, func: torch._ops.OpOverload | None = None) -> bool:
+        """Return whether an operation may use TF32: PyTorch's default for convolutions only."""
+        return (torch._C._get_cudnn_allow_tf32() if func in CONVOLUTIONS else
+                torch._C._get_cublas_allow_tf32())
+
     def in_tf32(self, work: KernelWork) -> KernelWork:
         """Return work whose fp32 GEMM is one in TF32, if the program allows that."""
         gemm = work.gemm
-        if (gemm is None or gemm.dtype != "fp32" or "tf32" not in self.card.tflops
-                or not torch._C._get_cublas_allow_tf32()):
+        allowed = self._allows_tf32() if self.tf32 is None else self.tf32
+        if gemm is None or gemm.dtype != "fp32" or not allowed or (
+                "tf32" not in self.card.tflops):
             return work
         return work._replace(gemm=gemm._replace(dtype="tf32"))
 

@@ -36,6 +36,7 @@ NAMES = (
     "torch._C._functions.AccumulateGrad._input_metadata",
     "torch._C._get_accelerator",
     "torch._C._get_cublas_allow_tf32",
+    "torch._C._get_cudnn_allow_tf32",
     "torch._C._get_dispatch_mode",
     "torch._C._group_tensors_by_device_and_dtype",
     "torch._C._has_storage",

@@ -68,11 +68,12 @@ class KernelWork(NamedTuple):
         bytes: bytes read and written.
         kernels: number of launches.
         gemm: the GEMM in it, if any.
-        flops: FLOPs of a fused kernel that is not a plain GEMM.
+        flops: FLOPs of fused attention, or of a depthwise convolution.
         dtype: dtype of these FLOPs, as in Card.tflops.
-        attention: the fused attention kernel that computes them.
+        attention: the fused attention kernel that computes them; None for a convolution.
         table: shape of an embedding's weight.
         tokens: number of rows that are looked up in it.
+        apart: the bytes that kernels of their own move, before or after the one with the FLOPs.
     """
 
     bytes: int
@@ -83,6 +84,7 @@ class KernelWork(NamedTuple):
     attention: AttentionKernel | None = None
     table: tuple[int, ...] | None = None
     tokens: int = 0
+    apart: int = 0
 
 
 CostRule = Callable[[Sequence, Sequence[Operand]], KernelWork]

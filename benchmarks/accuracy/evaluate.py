@@ -133,7 +133,7 @@ def regrets(rows: RowSet, outcomes: Sequence[Outcome]) -> list[float]:
 
 
 RECOMPUTATION = ("checkpointing", "more_flags")
-JOB = ("gpu", "gpus", "layers", "hidden", "heads", "batch", "sequence", "accumulation")
+JOB = ("model", "gpu", "gpus", "layers", "hidden", "heads", "batch", "sequence", "accumulation")
 SETTINGS = ("tp", "pp", "micro_batch", "sharding", *RECOMPUTATION)
 
 

@@ -290,6 +290,10 @@ class Fuser:
             if written:
                 work = KernelWork(sum(kernel.read.values()) + written)
                 self.gpu.launch(NAME, self.gpu.seconds(work), 1)
+        except torch.OutOfMemoryError:
+            self.kernels.clear()  # or they would raise it again when the run is measured
+            self.writers.clear()
+            raise
         finally:
             self.gpu.stream = before
 

@@ -191,6 +191,24 @@ def test_cuda_graphs_of_a_mode_are_not_modeled(mode, graphed):
     assert any("CUDA graphs are not modeled" in one.text for one in rank.assumptions) == graphed
 
 
+def test_a_program_may_go_on_after_it_ran_out_of_memory():
+    def program():
+        big = torch.empty(2**30, device="cuda", requires_grad=True)  # 4 GiB of a T4's 15
+        fits = torch.compile(lambda x: x * 2)
+        tried = [lambda: torch.compile(lambda x: (x.exp(), x.sin(), x.cos()))(big),
+                 lambda: torch.compile(lambda x: x.exp() * x)(big).sum().backward(
+                     torch.ones((), device="cuda"))]
+        for function in tried:
+            with pytest.raises(torch.OutOfMemoryError):
+                function()
+                torch.ones(2**31, device="cuda")
+        small = torch.ones(4, device="cuda")
+        return fits(small).tolist(), torch.cuda.max_memory_allocated()
+
+    (rank,) = run_ranks(parse("t4"), Settings(), program)
+    assert rank.error is None and rank.value[0] == [2.0] * 4
+
+
 def test_everything_that_compiles():
     @torch.no_grad()
     def program():

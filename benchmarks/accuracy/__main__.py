@@ -94,6 +94,8 @@ def main() -> None:
     # Workers start anew, because a fork of a process with PyTorch's threads can hang.
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         for name, found in pool.map(partial(compare_set, vtrain=given.vtrain), work):
+            if "skipped" in found and name in load(LAST):
+                continue  # it keeps its last results
             save(LAST, {**load(LAST), name: found})
             keep_first(name, found)
     PAGE.write_text(page(sets, load(LAST), load(FIRST)))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from statistics import mean
 
-from benchmarks.accuracy import fsdp, trainer
+from benchmarks.accuracy import direct, fsdp, trainer
 from benchmarks.accuracy.rows import (
     CALIBRATION,
     INFERRED,
@@ -41,6 +41,8 @@ def predict(rows: RowSet, row: Mapping, card: Card | None = None) -> Prediction:
     card = card or card_of(facts, row)
     if facts["program"] == "trainer":
         return trainer.predict(row, card)
+    if facts["program"] in direct.PROGRAMS:
+        return direct.predict(facts["program"], row, card)
     return fsdp.predict(PROGRAMS[facts["program"]], row, card)
 
 
@@ -69,6 +71,8 @@ def layout(row: Mapping) -> str:
     parts.append(f"micro-batch {row['micro_batch']}")
     if row.get("accumulation", 1) > 1:
         parts.append(f"x {row['accumulation']}")
+    if row.get("options"):
+        parts.append(row["options"])
     if row.get("checkpointing"):
         mode = row["checkpointing"]
         parts.append("recomputation" if mode is True else f"recomputation: {mode}")
@@ -129,7 +133,7 @@ def regrets(rows: RowSet, outcomes: Sequence[Outcome]) -> list[float]:
 
 
 RECOMPUTATION = ("checkpointing", "more_flags")
-JOB = ("gpu", "gpus", "layers", "hidden", "heads", "batch", "sequence", "accumulation")
+JOB = ("model", "gpu", "gpus", "layers", "hidden", "heads", "batch", "sequence", "accumulation")
 SETTINGS = ("tp", "pp", "micro_batch", "sharding", *RECOMPUTATION)
 
 

@@ -47,10 +47,12 @@ class RowSet:
         """Return whether constants may be fitted to the row with this index.
 
         A row whose source does not state its whole configuration is INFERRED. No stated error
-        includes it.
+        includes it. In a set for tests, single rows may be marked for calibration.
         """
         if self.rows[index].get("inferred"):
             return INFERRED
+        if self.rows[index].get("calibration"):
+            return CALIBRATION
         calibrates = self.facts["use"].startswith(CALIBRATION) and index % 2 == 0
         return CALIBRATION if calibrates else TEST
 

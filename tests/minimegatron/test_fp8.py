@@ -95,15 +95,18 @@ def test_without_fp8_wgrad_the_weight_s_gradient_is_exact(make_context):
     torch.testing.assert_close(found["column"], expected)
 
 
-@pytest.mark.parametrize("recipe, sequence, wgrad", [
-    *((recipe, sequence, "") for recipe in RECIPES for sequence in (False, True)),
-    *((recipe, True, "--no-fp8-wgrad") for recipe in ("delayed", "blockwise"))])
-def test_tensor_parallel_ranks_round_as_one_process_does(make_context, recipe, sequence, wgrad):
+@pytest.mark.parametrize("recipe, sequence, overlap, wgrad", [
+    *((recipe, sequence, overlap, "") for recipe in RECIPES
+      for sequence, overlap in ((False, False), (True, False), (True, True))),
+    *((recipe, True, overlap, "--no-fp8-wgrad") for recipe in ("delayed", "blockwise")
+      for overlap in (False, True))])
+def test_tensor_parallel_ranks_round_as_one_process_does(make_context, recipe, sequence, overlap,
+                                                         wgrad):
     """Down to the order of sums in fp32: with scales of their own they would differ by percents."""
     ctx = context(make_context, recipe, wgrad)
     alone = passes(ctx)
-    ranks = on_ranks(replace(ctx, config=replace(ctx.config, sequence_parallel=sequence)), 2,
-                     passes)
+    ranks = on_ranks(replace(ctx, config=replace(ctx.config, sequence_parallel=sequence,
+                                                 tp_comm_overlap=overlap)), 2, passes)
     for name, dim in (("y", 0), ("dx", 0), ("column", 0), ("row", 1)):
         parts = [rank[name] for rank in ranks]
         whole = torch.cat(parts, dim) if sequence or name in ("column", "row") else parts[0]
@@ -177,8 +180,10 @@ ORDER = {"loss": 3e-4, "norm": 3e-3}
 LAYOUTS = {  # (ranks, layout): bounds
     (1, "--schedule zb-h1"): EXACT, (1, f"{FULL} uniform"): EXACT,
     (2, PP2): ORDER, (2, ""): EXACT, (2, ZERO): ORDER,
-    (2, f"{TP} 2"): TENSOR, (2, f"{TP} 2 {SP}"): TENSOR}
-MORE = {(4, f"{PP2} {TP} 2 {SP}"): TENSOR, (4, f"{TP} 2 {SP}"): TENSOR}
+    (2, f"{TP} 2"): TENSOR, (2, f"{TP} 2 {SP}"): TENSOR,
+    (2, f"{TP} 2 {SP} --tp-comm-overlap"): TENSOR}
+MORE = {(4, f"{PP2} {TP} 2 {SP}"): TENSOR, (4, f"{TP} 2 {SP}"): TENSOR,
+        (4, f"{TP} 4 {SP} --tp-comm-overlap"): TENSOR}
 STEPS = 3
 
 

@@ -10,7 +10,6 @@ from minimegatron.errors import UserError
 
 from .test_arguments import GOOD
 from .test_fp8 import ON
-from .test_layouts import SP, TP
 
 FIRST_LAST = f"{ON} tensorwise --first-last-layers-bf16"
 REFUSED = {
@@ -53,8 +52,3 @@ def test_a_cuda_device_that_lacks_a_recipe_is_refused():
                                         r"capability 10.0\); this GPU has 9.0"):
         require_recipe("mxfp8", (9, 0))
 
-
-def test_communication_overlap_of_tensor_parallel_layers_is_refused():
-    with pytest.raises(UserError, match="--tp-comm-overlap with --fp8-format"):
-        parse_arguments(shlex.split(f"{GOOD} {ON} tensorwise --tp-comm-overlap {SP} {TP} 2"),
-                        {"WORLD_SIZE": "2"})

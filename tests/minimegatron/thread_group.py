@@ -49,6 +49,25 @@ class ThreadGroup(Group):
         total = torch.stack(self.exchange.swap(self.index, whole)).sum(0)
         return total.chunk(self.size)[self.index]
 
+    def start_all_gather(self, whole: torch.Tensor, part: torch.Tensor) -> Done:
+        whole.copy_(self.all_gather(part))
+        return Done()
+
+    def start_reduce_scatter(self, part: torch.Tensor, whole: torch.Tensor) -> Done:
+        part.copy_(self.reduce_scatter(whole))
+        return Done()
+
+    def start_exchange(self, sent: torch.Tensor, received: torch.Tensor) -> list[Done]:
+        received.copy_(self.exchange.swap(self.index, sent)[self.index - 1])
+        return [Done()]
+
+
+class Done:
+    """The work of a collective that has ended."""
+
+    def wait(self) -> None:
+        return
+
 
 def on_ranks(ctx: Context, size: int, work: Callable[[Context], Any]) -> list[Any]:
     """work(ctx of the rank) on `size` tensor-parallel ranks; returns their results in order."""

@@ -21,6 +21,7 @@ GRID = f"--device virtual:a100 {TP2} {PP2} --fp16 --virtual-network ethernet:4gb
 SCATTER = "--scatter-gather-tensors-in-pipeline"
 OVERLAP = "--sequence-parallel --tp-comm-overlap"
 CASES = [f"{GRID} {flags}".strip() for flags in ("", SCATTER, OVERLAP)]
+FP8 = "--fp8-format hybrid --fp8-recipe"
 # A layer of GPT-3 175B, in the middle of three stages.
 LARGE = ("--num-layers 3 --hidden-size 12288 --num-attention-heads 96 --seq-length 2048 "
          "--max-position-embeddings 2048 --micro-batch-size 1 --bf16 --use-flash-attn "
@@ -72,10 +73,11 @@ def large_layer(tp, flags, monkeypatch):
         return chunk_cost(ctx, 51200, 0, False).passes.values(), flops["products"]
 
 
-@pytest.mark.parametrize("tp", [4, 8])
-def test_at_least_half_of_a_large_layer_s_communication_is_hidden(tp, monkeypatch):
-    plain, flops = large_layer(tp, [], monkeypatch)
-    overlapped, same_flops = large_layer(tp, ["--tp-comm-overlap"], monkeypatch)
+@pytest.mark.parametrize("tp, fp8", [(4, ""), (8, ""), *((4, f"{FP8} {recipe}") for recipe in (
+    "delayed", "blockwise"))])
+def test_at_least_half_of_a_large_layer_s_communication_is_hidden(tp, fp8, monkeypatch):
+    plain, flops = large_layer(tp, fp8.split(), monkeypatch)
+    overlapped, same_flops = large_layer(tp, [*fp8.split(), "--tp-comm-overlap"], monkeypatch)
     exposed = [sum(cost.communication for cost in costs) for costs in (plain, overlapped)]
     busy = [sum(cost.busy for cost in costs) for costs in (plain, overlapped)]
     assert same_flops == flops > 0

@@ -364,9 +364,6 @@ def check_fp8(config: Config) -> Config:
         require(config.fp8_recipe == "delayed" or value == flag.default,
                 f"{flag.spelling} {value} is for --fp8-recipe delayed, not {config.fp8_recipe}; "
                 "nearest: leave it out")
-    require(not config.tp_comm_overlap,
-            "--tp-comm-overlap with --fp8-format: it multiplies chunks in 16 bits only; nearest: "
-            "--sequence-parallel alone")
     require(not config.fp8_param_gather or config.use_distributed_optimizer,
             "--fp8-param-gather only supported with distributed optimizer; nearest: "
             "--use-distributed-optimizer --fp8-param-gather")

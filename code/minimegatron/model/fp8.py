@@ -74,8 +74,12 @@ class Fp8(nn.Module):
     def register(self, linear: nn.Module, is_column: bool) -> Fp8TensorParallel:
         """Return the `tp` of a column- or row-parallel layer, the chunk's next one in FP8."""
         self.linears.append(linear)
-        return Fp8TensorParallel(self.ctx, self.recipe, self.histories, len(self.linears) - 1,
-                                 is_column)
+        kind = Fp8TensorParallel
+        if self.ctx.config.tp_comm_overlap:
+            from minimegatron.model.tp_overlap import Fp8TensorParallelWithOverlap
+
+            kind = Fp8TensorParallelWithOverlap
+        return kind(self.ctx, self.recipe, self.histories, len(self.linears) - 1, is_column)
 
     def end_step(self) -> None:
         """After the last backward pass: discard the rounded weights, and update the scales.

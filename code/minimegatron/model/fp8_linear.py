@@ -16,6 +16,7 @@ from minimegatron.model import fp8_ops, ops
 from minimegatron.model.linear import matmul
 from minimegatron.model.mappings import TensorParallel
 from minite.functional import QuantizedPair, Quantizer
+from minite.overlap import restore, save
 from minite.quantize import BLOCK, MX_BLOCK, Quantized
 from minite.recipes import DelayedScaling, Float8BlockScaling, MXFP8BlockScaling, Recipe
 
@@ -270,11 +271,7 @@ class Fp8Linear(torch.autograd.Function):
     def forward(ctx, x, weight, bias, accumulator, tp):
         rows, saved = tp.quantize_input(x.reshape(-1, x.shape[-1]))
         ctx.tp, ctx.weight, ctx.accumulator = tp, weight, accumulator
-        if isinstance(saved, Quantized):
-            ctx.save_for_backward(saved.data, saved.scale_inv)
-            ctx.block = saved.block
-        else:
-            ctx.save_for_backward(saved)
+        save(ctx, saved)
         y = multiply(rows, tp.rounded(weight)[0], x.dtype, bias)
         # Not a view: on virtual GPUs, the bias is added to this output in place.
         y = torch.ops.aten._unsafe_view(y, [-1, *x.shape[1:-1], y.shape[-1]])
@@ -282,10 +279,10 @@ class Fp8Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        tp, saved, dx = ctx.tp, ctx.saved_tensors, None
+        tp, dx = ctx.tp, None
         dy = grad.reshape(-1, grad.shape[-1])
         rows, dy_of_dw = tp.quantize_grad(dy)
-        x = tp.restore_input(saved[0] if len(saved) == 1 else Quantized(*saved, ctx.block))
+        x = tp.restore_input(restore(ctx))
         dw = (tp.add_weight_grad(ctx.accumulator, dy_of_dw, x, grad.dtype)
               if ctx.needs_input_grad[1] else None)
         if ctx.needs_input_grad[0]:

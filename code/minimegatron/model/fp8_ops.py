@@ -80,6 +80,17 @@ def fp8_gemm(a: torch.Tensor, a_scale_inv: torch.Tensor, b: torch.Tensor,
     return y if bias is None else y + bias
 
 
+@operation("out")
+def fp8_gemm_into(out: torch.Tensor, a: torch.Tensor, a_scale_inv: torch.Tensor, b: torch.Tensor,
+                  b_scale_inv: torch.Tensor, a_rows: int, b_rows: int, columns: int,
+                  bias: torch.Tensor | None) -> None:
+    """Write a [m, k] times the transpose of b [n, k], plus a bias [n], into `out` [m, n].
+
+    The arguments are those of fp8_gemm. On a virtual GPU, the GEMM itself writes `out`.
+    """
+    out.copy_(fp8_gemm(a, a_scale_inv, b, b_scale_inv, a_rows, b_rows, columns, bias, out.dtype))
+
+
 @operation("history", "scale", "scale_inv")
 def fp8_update(history: torch.Tensor, scale: torch.Tensor, scale_inv: torch.Tensor,
                dtype: torch.dtype, margin: int, algo: str) -> None:

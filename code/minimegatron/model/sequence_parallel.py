@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from minimegatron.context import Context
-from minimegatron.model import ops
 from minimegatron.model.linear import affine, matmul
 from minimegatron.model.mappings import TensorParallel
 
@@ -30,30 +28,12 @@ class SequenceParallel(TensorParallel):
     Outside the region, hidden states are [s/t, b, h].
     """
 
-    def __init__(self, ctx: Context) -> None:
-        super().__init__(ctx)
-        self.overlaps = ctx.config.tp_comm_overlap
-
     def column_parallel_linear(self, x: torch.Tensor, weight: torch.Tensor,
                                bias: torch.Tensor | None = None,
                                accumulator: GradAccumulator | None = None) -> torch.Tensor:
         """Enter the region: map x [s/t, b, in] to [s, b, out/t]."""
-        function = GatherFromSequenceParallelRegionLinear
-        if self.overlaps:
-            from minimegatron.model.tp_overlap import GatherLinearWithOverlap
-
-            function = GatherLinearWithOverlap
-        return function.apply(x, weight, bias, accumulator, self.group)
-
-    def row_parallel_linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
-                            accumulator: GradAccumulator | None) -> torch.Tensor:
-        """Leave the region: map x [s, b, in/t] to [s/t, b, out]."""
-        if not self.overlaps:
-            return super().row_parallel_linear(x, weight, bias, accumulator)
-        from minimegatron.model.tp_overlap import LinearReduceScatterWithOverlap
-
-        y = LinearReduceScatterWithOverlap.apply(x, weight, accumulator, self.group)
-        return y if bias is None else ops.add_bias(y, bias)
+        return GatherFromSequenceParallelRegionLinear.apply(x, weight, bias, accumulator,
+                                                            self.group)
 
     def reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Leave the region: sum the ranks' partial results x [s, b, h] to this rank's [s/t, b, h].

@@ -29,6 +29,10 @@ def make_tensor_parallel(ctx: Context) -> TensorParallel:
     """Return how layers enter and leave their tensor-parallel regions, as the flags ask."""
     if not ctx.config.sequence_parallel:
         return TensorParallel(ctx)
+    if ctx.config.tp_comm_overlap:
+        from minimegatron.model.tp_overlap import SequenceParallelWithOverlap
+
+        return SequenceParallelWithOverlap(ctx)
     from minimegatron.model.sequence_parallel import SequenceParallel
 
     return SequenceParallel(ctx)

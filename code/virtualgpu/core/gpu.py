@@ -38,7 +38,7 @@ from virtualgpu.core.plan import (
 from virtualgpu.core.precisions import refuse, require
 from virtualgpu.core.rules import rule_of
 from virtualgpu.core.rules.attention import attention_rate
-from virtualgpu.core.rules.gemm import matmul_seconds
+from virtualgpu.core.rules.gemm import depthwise_rate, matmul_seconds
 from virtualgpu.core.rules.results import needs_values, new_tensors
 from virtualgpu.core.rules.work import KernelWork, is_free, read_and_write
 from virtualgpu.core.storages import Storages
@@ -128,8 +128,7 @@ class VirtualGpu(Storages, TorchDispatchMode):
             self.ledger.operation(plan, args)
         out = func(*args, **kwargs) if self.watched != "meta" else plan.make(args, kwargs)
         if plan.results is not None:
-            for result in (out,) if isinstance(out, torch.Tensor) else nested(out):
-                self.hold(result)
+            self.hold_results(func, args, kwargs, plan, out)
         if plan.kernels:
             if plan.unknown:
                 self.unknown[plan.name] += 1
@@ -140,6 +139,13 @@ class VirtualGpu(Storages, TorchDispatchMode):
         if self.recorder is not None:
             self.recorder.operation(key, plan, (args, kwargs), out)
         return out, plan
+
+    def hold_results(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict,
+                     plan: OperationPlan, out: object) -> None:
+        """Allocate the new tensors that an operation returns; the arguments are those of `start`.
+        """
+        for result in (out,) if isinstance(out, torch.Tensor) else nested(out):
+            self.hold(result)
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Return whether the tensor is in this GPU's memory."""
@@ -201,14 +207,17 @@ class VirtualGpu(Storages, TorchDispatchMode):
     def seconds(self, work: KernelWork) -> float:
         """Return the duration of the kernels that do this work, in seconds."""
         card, efficiency = self.card, self.card.efficiency
-        seconds = work.bytes / (card.bandwidth * efficiency.vector)
+        bandwidth = card.bandwidth * efficiency.vector
+        seconds = (work.bytes - work.apart) / bandwidth
         if work.gemm is not None:
             require(card, work.gemm.dtype)
             seconds = max(seconds, matmul_seconds(card, *work.gemm))
         elif work.flops:
             require(card, work.dtype)
-            seconds = max(seconds,
-                          work.flops / attention_rate(card, work.dtype, work.attention))
+            rate = (depthwise_rate(card) if work.attention is None else
+                    attention_rate(card, work.dtype, work.attention))
+            seconds = max(seconds, work.flops / rate)
+        seconds += work.apart / bandwidth
         return max(seconds + work.kernels * efficiency.kernel, work.kernels * efficiency.pace)
 
     def start(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict, plan: OperationPlan,

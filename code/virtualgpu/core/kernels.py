@@ -63,10 +63,16 @@ def _rms_norm(x: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Te
     return make_tensors(specs)
 
 
+def _scaled_mm_out(*args: object, out: torch.Tensor, **_: object) -> torch.Tensor:
+    """Return `out`: torch has no meta kernel for a scaled GEMM that writes an existing tensor."""
+    return out
+
+
 # Library.impl refuses a meta kernel for an operation that torch can decompose, but CUDA does not
-# decompose this one.
+# decompose RMSNorm.
 overrides = torch.library.Library("aten", "IMPL", "Meta")
 overrides.m.impl("_fused_rms_norm", "Meta", _rms_norm, False)
+overrides.impl("_scaled_mm.out", _scaled_mm_out)
 
 
 class _MaskedSoftmax(torch.autograd.Function):

@@ -129,3 +129,16 @@ def dense_strides(shape: Sequence[int], operands: Sequence[Sequence[int]]) -> tu
         strides[dim] = step
         step *= max(shape[dim], 1)
     return tuple(strides)
+
+
+def channels_last(tensor: AnyTensor) -> bool:
+    """Return whether the channels of images [n, c, h, w] are their innermost dimension (NHWC), as
+    `is_channels_last_strides_2d_s4` of c10/core/MemoryFormat.h does."""
+    sizes, strides, least = tensor.shape, tensor.stride(), 0
+    if len(sizes) != 4 or strides[1] == 0:
+        return False
+    for dim in (1, 3, 2, 0):
+        if sizes[dim] == 0 or strides[dim] < least or (dim == 0 and least == strides[1]):
+            return False
+        least = strides[dim] * max(sizes[dim], 1)
+    return True

@@ -131,7 +131,7 @@ STACKS: dict[str, SoftwareStack] = {stack.name: stack for stack in (
         ),
     ),
     SoftwareStack(
-        "torch-eager-fsdp", "plain PyTorch without torch.compile",
+        "torch-eager-fsdp", "plain PyTorch",
         attention=FLASH, dispatch=7.5e-6, step=0.0, eager_loading=False,
         efficiency={**dict.fromkeys(A100, EAGER_A100), **dict.fromkeys(H100, EAGER_H100)},
         sources=(

@@ -66,7 +66,10 @@ class Storages:
 
     def hold(self, tensor: torch.Tensor) -> None:
         """Allocate the tensor's memory until its storage dies. Raises torch.OutOfMemoryError."""
-        storage = tensor.untyped_storage()
+        self.hold_storage(tensor.untyped_storage())
+
+    def hold_storage(self, storage: torch.UntypedStorage) -> None:
+        """Allocate a storage's memory until it dies. Raises torch.OutOfMemoryError."""
         key = storage._cdata
         if key in self.blocks:
             return

@@ -43,8 +43,9 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--assume", action="append", default=[], metavar="FILE:LINE=ANSWER",
                         help="True, False, or a number to assume where a line needs an unknown "
                         "value")
-    result.add_argument("--fuse-pointwise", action="store_true", help="cost elementwise operations "
-                        "and reductions in torch.compile regions as fused kernels")
+    result.add_argument("--fuse-pointwise", action=argparse.BooleanOptionalAction, default=None,
+                        help="model torch.compile: fuse elementwise operations and reductions, and "
+                        "recompute them in the backward pass (default: on)")
     result.add_argument("--json", metavar="FILE", help="write every figure of every rank")
     result.add_argument("--trace", metavar="DIR", help="write each rank's Chrome trace, Chakra "
                         "execution trace, and memory timeline")

@@ -23,7 +23,7 @@ from virtualgpu.launch.cluster import Cluster
 from virtualgpu.launch.result import Rank, measure
 from virtualgpu.launch.settings import Settings
 from virtualgpu.net import backend
-from virtualgpu.pytorch import compiled, facade, fsdp1, process_groups
+from virtualgpu.pytorch import facade, fsdp1, process_groups
 from virtualgpu.pytorch.assumptions import Decisions
 from virtualgpu.pytorch.mode import CudaGpu
 from virtualgpu.replay.journal import Journal
@@ -58,8 +58,7 @@ def become(cluster: Cluster, rank: int, settings: Settings, present: Sequence[in
                   Decisions(settings.answers, settings.typical is None), settings.typical)
     if cluster.per_node > 1:
         gpu.current = None  # the program has to choose
-    if settings.fuse:
-        compiled.fuse(gpu)
+    gpu.fuses = settings.fuses
     facade.install(gpu)
     process_groups.install(gpu, cluster.topology(), present, store)
     if cluster.world > 1:

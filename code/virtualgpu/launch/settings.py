@@ -24,7 +24,8 @@ class Settings:
         answers: values that the user supplies with --assume.
         record: whether every rank returns a record (virtualgpu.replay).
         trace: the folder for traces; None for no traces.
-        fuse: whether elementwise kernels of compiled regions are fused.
+        fuse: whether elementwise kernels of compiled regions are fused; None: unless the run is
+            recorded.
         smi: the folder that `nvidia-smi` reads; None without that command.
         steps: the program ends after this number of steps; None: it runs to its own end.
         typical: what a few numbers of large tensors are assumed to be; None: they are unknown.
@@ -37,7 +38,7 @@ class Settings:
     answers: tuple[AssumedValue, ...] = ()
     record: bool = False
     trace: str | None = None
-    fuse: bool = False
+    fuse: bool | None = None
     typical: float | None = None
     steps: int | None = None
     smi: Path | None = None
@@ -46,6 +47,11 @@ class Settings:
         if self.record and self.fuse:
             raise VirtualGpuError("a run with fused kernels (fuse) cannot be recorded (record): "
                                   "records hold the operations of eager mode; drop one of them")
+
+    @property
+    def fuses(self) -> bool:
+        """Whether compiled regions are fused."""
+        return not self.record if self.fuse is None else self.fuse
 
 
 def parse_size(text: str) -> int:

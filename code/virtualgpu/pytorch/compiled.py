@@ -5,28 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from virtualgpu.pytorch import fusing
 from virtualgpu.pytorch.mode import CudaGpu
+from virtualgpu.pytorch.visible import key_of
 
 NOTE = (
-    "torch.compile is modeled as eager mode: compiled code fuses elementwise kernels and is faster "
-        "(--fuse-pointwise)")
+    "torch.compile is modeled as eager mode: compiled code fuses elementwise kernels, is faster, "
+    "and saves less for the backward pass")
 GRAPHED = ("reduce-overhead", "max-autotune")  # modes
 NO_GRAPHS = ("torch.compile's CUDA graphs are not modeled: the host launches every kernel")
 
 
-def fuse(gpu: CudaGpu) -> None:
-    """Fuse the kernels of compiled regions from now on; call it before anything runs."""
-    gpu.fuser = fusing.Fuser(gpu)
-    gpu.clock = fusing.FusingClock(gpu.fuser)
-
-
 def compiled(gpu: CudaGpu, call: Callable) -> Callable:
     """Return the function as a compiled region."""
+    calls: fusing.Calls = {}
+
     def run(*args: object, **kwargs: object):
-        with gpu.fuser.region():
-            return call(*args, **kwargs)
+        with gpu.fuser.region(calls):
+            out = call(*args, **kwargs)
+            gpu.fuser.used(key_of(item) for item in tree_leaves(out)
+                           if isinstance(item, torch.Tensor) and item.device.type == "cuda")
+            return out
     return run
 
 
@@ -37,9 +38,11 @@ def install(gpu: CudaGpu) -> None:
             return lambda function: compile(function, mode=mode, options=options)
         if mode in GRAPHED or (options or {}).get("triton.cudagraphs"):
             gpu.assumptions.note(NO_GRAPHS)
-        gpu.assumptions.note(NOTE if gpu.fuser is None else fusing.NOTE)
-        if gpu.fuser is None:
+        gpu.assumptions.note(fusing.NOTE if gpu.fuses else NOTE)
+        if not gpu.fuses:
             return model
+        if gpu.fuser is None:
+            fusing.fuse(gpu)
         if not isinstance(model, torch.nn.Module):
             return compiled(gpu, model)
         model.forward = compiled(gpu, model.forward)

@@ -11,6 +11,7 @@ import torch
 
 from virtualgpu.core.errors import NoValue
 from virtualgpu.core.gpu import program_line
+from virtualgpu.core.memory import Allocator
 from virtualgpu.net.nccl_backend import VERSION
 from virtualgpu.pytorch.mode import CudaGpu
 from virtualgpu.pytorch.properties import properties
@@ -134,8 +135,14 @@ def busy_share(gpu: CudaGpu) -> float:
 def _memory(gpu: CudaGpu) -> dict[str, object]:
     memory = gpu.memory
 
+    def settled() -> Allocator:
+        """Return the memory after all kernels that were deferred for fusion have allocated."""
+        if gpu.fuser is not None:
+            gpu.fuser.flush()
+        return memory
+
     def reset(device: object = None) -> None:
-        memory.reset_peaks()
+        settled().reset_peaks()
 
     def reset_totals(device: object = None) -> None:
         for pool in (memory.small, memory.large):
@@ -151,10 +158,10 @@ def _memory(gpu: CudaGpu) -> dict[str, object]:
 
     return dict(
         mem_get_info=lambda device=None: (memory.free, memory.capacity),
-        memory_allocated=lambda device=None: memory.live,
-        max_memory_allocated=lambda device=None: memory.peak,
-        memory_reserved=lambda device=None: memory.reserved,
-        max_memory_reserved=lambda device=None: memory.peak_reserved,
+        memory_allocated=lambda device=None: settled().live,
+        max_memory_allocated=lambda device=None: settled().peak,
+        memory_reserved=lambda device=None: settled().reserved,
+        max_memory_reserved=lambda device=None: settled().peak_reserved,
         reset_peak_memory_stats=reset, reset_max_memory_allocated=reset,
         reset_accumulated_memory_stats=reset_totals,
         memory_stats=lambda device=None: statistics(gpu),

@@ -47,6 +47,7 @@ from virtualgpu.pytorch.visible import (
 
 aten = torch.ops.aten
 COPIES = {aten.copy_.default, aten._to_copy.default}
+CONVOLUTIONS = {aten.convolution.default, aten.convolution_backward.default}
 FAKE = torch._C._TorchDispatchModeKey.FAKE
 ITEM = aten._local_scalar_dense.default
 Handler = Callable[["CudaGpu", torch._ops.OpOverload, Sequence, dict], object]
@@ -60,7 +61,9 @@ class CudaGpu(CudaDevice):
     def __init__(self, card: Card, index: int = 0, count: int = 1, limit: int = LIMIT,
                  assumptions: Decisions | None = None, typical: float | None = None) -> None:
         super().__init__(card, index, count, limit, assumptions, typical)
-        self.fuser: Fuser | None = None  # for compiled regions (fusing.py)
+        self.tf32: bool | None = None  # while an operation is costed: whether it may use TF32
+        self.fuses = False  # whether compiled regions are fused
+        self.fuser: Fuser | None = None  # from the first compiled region on (fusing.py)
         self.trace_files: TraceFiles | None = None  # --trace writes them at the end
         self.workspaces = Workspaces(card)
         self.handlers: dict[str, Handler] = {}  # by namespace of the operation
@@ -140,7 +143,7 @@ class CudaGpu(CudaDevice):
         if needs_values(func, tensors(args)):
             return self._by_value(func, args, kwargs)
         # TF32 is a setting of the process; tensors on the host cross the bus.
-        setting = (torch._C._get_cublas_allow_tf32(), Space.HOST in spaces, Space.OWN in spaces)
+        setting = (self._allows_tf32(func), Space.HOST in spaces, Space.OWN in spaces)
         if "device" in kwargs:
             kwargs = {**kwargs, "device": META}
         out, plan = self.execute(func, args, kwargs, setting)
@@ -211,9 +214,19 @@ class CudaGpu(CudaDevice):
         if self.fuser is not None:
             if self.fuser.take(func, args, kwargs, plan, out):
                 return True
-            self.fuser.flush()
+            plan = self.fuser.alone(args, plan)
         self.launch(plan.name, plan.seconds, plan.kernels)
         return False
+
+    def hold_results(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict,
+                     plan: OperationPlan, out: object) -> None:
+        """Allocate an operation's results, unless its fused kernel does when it is launched."""
+        if self.fuser is None or not self.fuser.defer(func, args, kwargs, plan, out):
+            super().hold_results(func, args, kwargs, plan, out)
+
+    def hold(self, tensor: torch.Tensor) -> None:
+        if self.fuser is None or key_of(tensor) not in self.fuser.unwritten:
+            super().hold(tensor)
 
     def release(self, key: int) -> None:
         super().release(key)
@@ -223,23 +236,36 @@ class CudaGpu(CudaDevice):
     def cost(self, func: torch._ops.OpOverload, args: Sequence, produced: Sequence[torch.Tensor],
              crossing: int) -> tuple[float, KernelWork]:
         """Return the duration of an operation's kernels, in seconds, and the work they do."""
-        seconds, work = super().cost(func, args, produced, crossing)
-        return seconds, self.in_tf32(work)
+        self.tf32 = self._allows_tf32(func)
+        try:
+            seconds, work = super().cost(func, args, produced, crossing)
+            return seconds, self.in_tf32(work)
+        finally:
+            self.tf32 = None
 
     def seconds(self, work: KernelWork) -> float:
         """Return the time of kernels, in seconds."""
         return super().seconds(self.in_tf32(work))
 
+    def _allows_tf32(self, func: torch._ops.OpOverload | None = None) -> bool:
+        """Return whether an operation may use TF32: PyTorch's default for convolutions only."""
+        return (torch._C._get_cudnn_allow_tf32() if func in CONVOLUTIONS else
+                torch._C._get_cublas_allow_tf32())
+
     def in_tf32(self, work: KernelWork) -> KernelWork:
         """Return work whose fp32 GEMM is one in TF32, if the program allows that."""
         gemm = work.gemm
-        if (gemm is None or gemm.dtype != "fp32" or "tf32" not in self.card.tflops
-                or not torch._C._get_cublas_allow_tf32()):
+        allowed = self._allows_tf32() if self.tf32 is None else self.tf32
+        if gemm is None or gemm.dtype != "fp32" or not allowed or (
+                "tf32" not in self.card.tflops):
             return work
         return work._replace(gemm=gemm._replace(dtype="tf32"))
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        return tensor.is_meta and key_of(tensor) in self.blocks
+        if not tensor.is_meta:
+            return False
+        key = key_of(tensor)
+        return key in self.blocks or (self.fuser is not None and key in self.fuser.unwritten)
 
     def truth(self) -> AbstractContextManager:
         return hidden

@@ -26,6 +26,7 @@ NAMES = (
     "torch._C._accelerator_exchangeDevice",
     "torch._C._accelerator_maybeExchangeDevice",
     "torch._C._autograd._get_sequence_nr",
+    "torch._C._autograd._top_saved_tensors_default_hooks",
     "torch._C._current_autograd_node",
     "torch._C._current_graph_task_id",
     "torch._C._dispatch_has_kernel_for_dispatch_key",
@@ -36,6 +37,7 @@ NAMES = (
     "torch._C._functions.AccumulateGrad._input_metadata",
     "torch._C._get_accelerator",
     "torch._C._get_cublas_allow_tf32",
+    "torch._C._get_cudnn_allow_tf32",
     "torch._C._get_dispatch_mode",
     "torch._C._group_tensors_by_device_and_dtype",
     "torch._C._has_storage",
@@ -81,6 +83,7 @@ NAMES = (
     "torch.utils._python_dispatch.is_traceable_wrapper_subclass",
     "torch.utils._pytree.keystr",
     "torch.utils._pytree.tree_flatten_with_path",
+    "torch.utils._pytree.tree_leaves",
     "torch.utils._pytree.tree_map",
 )
 

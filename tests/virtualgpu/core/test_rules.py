@@ -104,6 +104,37 @@ def test_a_convolution_in_groups():
     assert work.gemm.flops == 2 * 3136 * 18
 
 
+def test_a_depthwise_convolution_is_no_matrix_multiplication():
+    def program():
+        y = F.conv2d(meta(*X, grad=True), meta(4, 1, 3, 3, grad=True), groups=4)
+        y.backward(meta(*y.shape))
+    found = works(program)
+    forward, backward = found["aten.convolution"], found["aten.convolution_backward"]
+    products = 2 * 2 * 4 * 14 * 14 * 9
+    assert (forward.gemm, forward.flops, backward.flops) == (None, products, 2 * products)
+
+
+def test_sixteen_bit_images_in_nchw_are_transposed_around_a_convolution():
+    def convolved(dtype, memory_format):
+        def program():
+            x, weight = (meta(*shape, dtype=dtype, grad=True).to(memory_format=memory_format)
+                         for shape in (X, W))
+            y = F.conv2d(x, weight)
+            assert y.is_contiguous(memory_format=memory_format)
+            y.backward(torch.empty_like(y))
+        found = works(program)
+        return found["aten.convolution"], found["aten.convolution_backward"]
+
+    plain = convolved(HALF, torch.channels_last)
+    copied = convolved(HALF, torch.contiguous_format)
+    for more, less, passes in zip(copied, plain, (1, 2), strict=True):
+        assert more.gemm == less.gemm and less.apart == 0
+        # Each of X, W, and Y is read and written once more per pass.
+        assert more.apart == more.bytes - less.bytes == passes * 2 * 2 * (2048 + 288 + 3136)
+        assert more.kernels - less.kernels == 3 * passes
+    assert convolved(torch.float32, torch.contiguous_format)[0].apart == 0
+
+
 @pytest.mark.parametrize("stride", [1, 2, 4])
 def test_a_transposed_convolution_does_not_multiply_the_zeros_between(stride):
     """Each of 2 x 8 x 6 x 6 inputs meets 5 x 4 x 4 weights, whatever the stride."""
@@ -188,14 +219,14 @@ COUNTS = {
     "fsdp.chunk_cat": (lambda: torch.ops.fsdp.chunk_cat(
         [meta(6, 10, dtype=HALF), meta(4, 10, dtype=HALF)], 0, 2, out=meta(2, 50)),
         120 + 80 + 400),
-    # Weight, bias, and running statistics; the batch's statistics are results.
+    # Weight, bias, and running statistics; the batch's statistics are results, and take a pass.
     "aten.native_batch_norm": (lambda: F.batch_norm(
         meta(*IMAGE), meta(3), meta(3), meta(3), meta(3), training=True),
-        2 * 576 + 6 * PER_CHANNEL),
-    # dY, X, weight, running and batch statistics are read; dX, dW, db written.
+        3 * 576 + 6 * PER_CHANNEL, 2),
+    # dY and X are read twice, weight, running and batch statistics once; dX, dW, db written.
     "aten.native_batch_norm_backward": (lambda: aten.native_batch_norm_backward(
         meta(*IMAGE), meta(*IMAGE), *(meta(3) for _ in range(5)), True, 1e-5, [True] * 3),
-        3 * 576 + 7 * PER_CHANNEL),
+        5 * 576 + 7 * PER_CHANNEL, 2),
     # The statistics, then the result: X is read twice. 6 groups, 3 channels, 12 bytes each.
     "aten.native_group_norm": (lambda: aten.native_group_norm(
         meta(*IMAGE), meta(3), meta(3), 2, 3, 24, 3, 1e-5),

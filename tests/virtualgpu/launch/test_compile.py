@@ -1,4 +1,5 @@
-"""torch.compile is eager, with a note, or its elementwise kernels are fused on request."""
+"""torch.compile fuses elementwise kernels, and its backward pass recomputes them; or it is eager,
+with a note."""
 
 import itertools
 import json
@@ -8,6 +9,7 @@ import time
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import virtualgpu
 from virtualgpu.launch.cluster import parse
@@ -48,22 +50,129 @@ def timed(**options):
     return program
 
 
-def run(program, fuse):
+def run(program, fuse=None):
     (rank,) = run_ranks(parse("h100"), Settings(fuse=fuse), program)
     assert rank.error is None, rank.error
     return rank
 
 
 def test_a_fused_kernel_reads_its_input_and_writes_what_is_needed():
-    eager, fused = run(timed(), fuse=False), run(timed(), fuse=True)
-    # In units of one element: x, its fp32 copy and its bf16 result for backward, and the output.
-    card, size = parse("h100").card, ROWS * WIDTH * (2 + 4 + 2 + 2)
-    least = size / (card.bandwidth * card.efficiency.vector)
-    assert least < fused.value[0] < 1.2 * least
-    assert all(2 * little < much for little, much in zip(fused.value, eager.value, strict=True))
-    assert fused.peak == eager.peak
-    assert any("memory is that of eager mode" in one.text for one in fused.assumptions)
+    eager, fused = run(timed(), fuse=False), run(timed(), fuse=None)
+    # Bytes per element. Forward: x and the output. Backward: x, the gradient, and x's, after the
+    # program itself has written the gradient.
+    card, size = parse("h100").card, ROWS * WIDTH
+    seconds = [size * bytes / (card.bandwidth * card.efficiency.vector) for bytes in (4, 2 + 6)]
+    for least, found in zip(seconds, fused.value, strict=True):
+        assert least < found < 1.2 * least
+    assert all(4 * little < much for little, much in zip(fused.value, eager.value, strict=True))
+    assert any("the backward pass recomputes them" in one.text for one in fused.assumptions)
     assert any("modeled as eager mode" in one.text for one in eager.assumptions)
+
+
+def saved_bytes(function, *shapes):
+    """Bytes per element of the first input that stay allocated between the passes, compiled."""
+    def program():
+        leaves = [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+                  for shape in shapes]
+        torch.compile(function)(*leaves).sum().backward()  # GEMMs allocate workspaces
+        before = torch.cuda.memory_allocated()
+        out = torch.compile(function)(*leaves)
+        return (torch.cuda.memory_allocated() - before - out.nbytes) / leaves[0].numel()
+    return run(program, fuse=None).value
+
+
+SQUARE = (WIDTH, WIDTH)
+
+
+@pytest.mark.parametrize("function, shapes, expected", [
+    # A chain of elementwise operations is recomputed from its input.
+    (lambda x: (x.float().exp().tanh() * x).sigmoid(), [SQUARE], 0),
+    # A GEMM's result is saved, and what follows it is recomputed, but not what another GEMM reads.
+    (lambda x, w: (x @ w).float().exp().tanh(), [SQUARE, SQUARE], 2),
+    (lambda x, w: nn.functional.gelu(x @ w) @ w, [SQUARE, SQUARE], 4),
+    # The reduction's results are small; logits in 16 bits are all that cross-entropy saves.
+    (lambda x, w: nn.functional.cross_entropy(
+        (x @ w).float(), torch.zeros(WIDTH, dtype=torch.long, device="cuda")), [SQUARE, SQUARE], 2),
+    # Two sources would take more than twice the memory of the result.
+    (lambda x, w: (x @ w).exp().sum(1).exp().exp(), [SQUARE, SQUARE], 2),
+])
+def test_what_is_saved_for_the_backward_pass(function, shapes, expected):
+    assert saved_bytes(function, *shapes) == pytest.approx(expected, abs=0.05)
+
+
+def test_activation_checkpointing_inside_and_around_a_region():
+    """Its hooks have precedence: nothing inside of it stays allocated."""
+    def program():
+        w = torch.randn(SQUARE, device="cuda", requires_grad=True)
+        x = torch.randn(SQUARE, device="cuda", requires_grad=True)
+
+        def body(x):
+            return torch.tanh((x @ w).exp() @ w)
+
+        def saved(function):
+            function(x).sum().backward()
+            before = torch.cuda.memory_allocated()
+            out = function(x)
+            held = torch.cuda.memory_allocated() - before - out.nbytes
+            out.sum().backward()
+            return held
+
+        inside = torch.compile(lambda x: checkpoint(body, x, use_reentrant=False))
+        region = torch.compile(body)
+        return saved(inside), saved(lambda x: checkpoint(region, x, use_reentrant=False))
+
+    assert run(program, fuse=None).value == (0, 0)
+
+
+def test_a_variable_that_nothing_reads_is_not_written_again():
+    def program():
+        @torch.compile
+        def region(x, w):
+            wide = x.float().exp()
+            return (wide.to(x.dtype) @ w) + 1, wide
+
+        def named(x, w):
+            wide = x.float().exp()
+            y = wide.to(x.dtype) @ w
+            return y + 1
+
+        x = torch.randn(SQUARE, device="cuda", dtype=torch.bfloat16)
+        times = []
+        for function in (region, torch.compile(named)):
+            for _ in range(2):
+                torch.cuda.synchronize()
+                begin = time.perf_counter()
+                function(x, x)
+                torch.cuda.synchronize()
+                times.append(time.perf_counter() - begin)
+        return times
+
+    with torch.no_grad():
+        first, second, unread, dropped = run(program, fuse=None).value
+    assert first == pytest.approx(second) and unread == pytest.approx(first)
+    card = parse("h100").card
+    assert unread - dropped == pytest.approx(
+        4 * WIDTH ** 2 / (card.bandwidth * card.efficiency.vector), rel=0.01)
+
+
+def test_complex_numbers_are_not_fused_and_unaligned_matrices_are_padded():
+    def program():
+        x = torch.randn(WIDTH, WIDTH, dtype=torch.complex64, device="cuda")
+        a = torch.randn(WIDTH, WIDTH, dtype=torch.bfloat16, device="cuda")
+        b = torch.randn(WIDTH, 2 * WIDTH + 1, dtype=torch.bfloat16, device="cuda")
+        times = []
+        for function, args in ((lambda x: x * x * x, (x,)), (torch.mm, (a, b))):
+            for called in (function, torch.compile(function)):
+                torch.cuda.synchronize()
+                begin = time.perf_counter()
+                called(*args)
+                torch.cuda.synchronize()
+                times.append(time.perf_counter() - begin)
+        return times
+
+    eager, compiled, unaligned, padded = run(program, fuse=None).value
+    assert compiled == pytest.approx(eager)
+    assert padded < 0.5 * unaligned
 
 
 def test_the_kernels_of_a_step_are_the_fused_ones():
@@ -83,6 +192,24 @@ def test_the_kernels_of_a_step_are_the_fused_ones():
 def test_cuda_graphs_of_a_mode_are_not_modeled(mode, graphed):
     rank = run(timed(mode=mode), fuse=False)
     assert any("CUDA graphs are not modeled" in one.text for one in rank.assumptions) == graphed
+
+
+def test_a_program_may_go_on_after_it_ran_out_of_memory():
+    def program():
+        big = torch.empty(2**30, device="cuda", requires_grad=True)  # 4 GiB of a T4's 15
+        fits = torch.compile(lambda x: x * 2)
+        tried = [lambda: torch.compile(lambda x: (x.exp(), x.sin(), x.cos()))(big),
+                 lambda: torch.compile(lambda x: x.exp() * x)(big).sum().backward(
+                     torch.ones((), device="cuda"))]
+        for function in tried:
+            with pytest.raises(torch.OutOfMemoryError):
+                function()
+                torch.ones(2**31, device="cuda")
+        small = torch.ones(4, device="cuda")
+        return fits(small).tolist(), torch.cuda.max_memory_allocated()
+
+    (rank,) = run_ranks(parse("t4"), Settings(), program)
+    assert rank.error is None and rank.value[0] == [2.0] * 4
 
 
 def test_everything_that_compiles():

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from virtualgpu.core.card import Card
-from virtualgpu.core.operand import Operand, moved
+from virtualgpu.core.operand import Operand, channels_last, moved
 from virtualgpu.core.rules.returns import (
     Arguments,
     Result,
@@ -60,6 +60,18 @@ SLICES = (1, 2, 4, 8)  # parts of a long k on different multiprocessors (split-K
 # Blackwell as Hopper.
 UNALIGNED = {"hopper": (0.17, 0.34), "blackwell": (0.17, 0.34)}
 UNALIGNED_DEFAULT = (0.71, 0.71)
+
+
+# The share of the fp32 rate that depthwise convolutions reach: their kernels
+# (ATen/native/cuda/DepthwiseConv2d.cu) use no Tensor Cores, and compute an index and load two
+# operands for every multiplication. Fitted to five of timm's models on an RTX 3090: the calibration
+# rows of benchmarks/published/timm_rtx3090.json that have such convolutions.
+DEPTHWISE = 0.08
+
+
+def depthwise_rate(card: Card) -> float:
+    """Return the FLOP/s that depthwise convolutions reach."""
+    return DEPTHWISE * rate(card, "fp32")
 
 
 def alignment(*rows: int) -> int:
@@ -171,10 +183,14 @@ def convolution(arguments: Sequence, results: Sequence[Operand]) -> KernelWork:
     """convolution(input, weight, bias, stride, padding, dilation, transposed, .., groups): an
     implicit matrix multiplication (Chetlur et al. 2014, cuDNN, arXiv:1410.0759). A second kernel
     adds the bias in place (ATen/native/Convolution.cpp)."""
-    gemm = _convolution_gemm(arguments[0], arguments[1], results[0], arguments[6], arguments[8])
-    biased = arguments[2] is not None
+    x, weight, bias = arguments[:3]
+    work = _convolution_work(x, weight, results[0], arguments[6], arguments[8], 1)
+    biased = bias is not None
     size = read_and_write(arguments, results).bytes + 2 * biased * moved(results[0])
-    return KernelWork(size, 1 + biased, gemm)
+    copied = _transposed(work, x, weight, (x, weight, results[0]))
+    apart = 2 * biased * moved(results[0]) + 2 * sum(map(moved, copied))
+    return work._replace(bytes=size + 2 * sum(map(moved, copied)), apart=apart,
+                         kernels=1 + biased + len(copied))
 
 
 def convolution_backward(arguments: Sequence, results: Sequence[Operand]) -> KernelWork:
@@ -185,11 +201,46 @@ def convolution_backward(arguments: Sequence, results: Sequence[Operand]) -> Ker
     for_input, for_weight, for_bias = map(bool, arguments[10])
     read = (for_input * (moved(grad) + moved(weight)) + for_weight * (moved(grad) + moved(x))
             + for_bias * moved(grad))
-    count, gemm = for_input + for_weight, None
+    count, work, copied = for_input + for_weight, KernelWork(0), ()
     if count:
-        gemm = _convolution_gemm(x, weight, grad, arguments[7], arguments[9])
-        gemm = gemm._replace(k=count * gemm.k)
-    return KernelWork(read + sum(map(moved, results)), count + 2 * for_bias, gemm)
+        work = _convolution_work(x, weight, grad, arguments[7], arguments[9], count)
+        copied = _transposed(work, x, weight, (grad, x, weight) * count)
+    size = 2 * sum(map(moved, copied))
+    return work._replace(bytes=read + sum(map(moved, results)) + size,
+                         apart=for_bias * moved(grad) + size,
+                         kernels=count + 2 * for_bias + len(copied))
+
+
+def _transposed(work: KernelWork, x: Operand, weight: Operand, images: Sequence[Operand]
+                ) -> Sequence[Operand]:
+    """Return those operands and results of a convolution that kernels of their own transpose.
+
+    Tensor Cores read 16-bit images in NHWC only; cuDNN transposes others before and after
+    (docs.mosaicml.com/projects/composer/en/stable/method_cards/channels_last.html).
+
+    Args:
+        work: the convolution's.
+        x: its input.
+        weight: its weight.
+        images: what its passes read and write, each as often as a pass does.
+    """
+    if (work.gemm is None or work.gemm.dtype not in ("fp16", "bf16") or x.dim() != 4
+            or channels_last(x) or channels_last(weight)):
+        return ()
+    return images
+
+
+def _convolution_work(x: Operand, weight: Operand, out: Operand, transposed: bool, groups: int,
+               count: int) -> KernelWork:
+    """Return the work of `count` passes over a convolution, without its bytes.
+
+    A depthwise convolution, with one input channel per group, is no matrix multiplication
+    (depthwise_rate), and memory traffic limits it unless the window is large.
+    """
+    gemm = _convolution_gemm(x, weight, out, transposed, groups)
+    if groups > 1 and groups == x.shape[1] and weight.shape[1] == 1 and not transposed:
+        return KernelWork(0, flops=count * gemm.flops, dtype="fp32")
+    return KernelWork(0, gemm=gemm._replace(k=count * gemm.k))
 
 
 def _convolution_gemm(x: Operand, weight: Operand, out: Operand,

@@ -68,6 +68,22 @@ def group_norm(activations: int, kernels: int) -> CostRule:
     return rule
 
 
+def batch_norm(activations: int, training: int) -> CostRule:
+    """Cost of a batch normalization: with the batch's statistics, these are a kernel of their own,
+    which reads the activations once more (ATen/native/cuda/Normalization.cuh).
+
+    Args:
+        activations: number of leading arguments that are as large as the activations.
+        training: position of the argument that says whether the batch's statistics are used.
+    """
+    def rule(arguments: Sequence, results: Sequence[Operand]) -> KernelWork:
+        work = read_and_write(arguments, results)
+        if not arguments[training]:
+            return work
+        return KernelWork(work.bytes + sum(map(moved, arguments[:activations])), 2)
+    return rule
+
+
 def loss(arguments: Sequence, results: Sequence[Operand]) -> KernelWork:
     """mse_loss(input, target, .., reduction) and its like: one kernel, then the reduction."""
     return _reduced(sum(map(moved, tensors(arguments))), 1, arguments[0], results[0])
@@ -133,21 +149,22 @@ COSTS: dict[str, CostRule] = {
     # An estimate: CUDA sorts long rows in more passes, by the width of the type.
     **dict.fromkeys(("aten.cumsum", "aten.sort", "aten.topk"), two_passes),
     # Estimates: one kernel that reads every operand once and writes every result once.
-    # Normalizations, whose statistics take a pass of their own where a row does not fit on the
-    # chip, can cost more.
+    # Normalizations of rows, whose statistics take a pass of their own where a row does not fit on
+    # the chip, can cost more.
     **dict.fromkeys((
         "aten.mean", "aten.amax", "aten.amin", "aten.any", "aten.all", "aten.max", "aten.min",
         "aten.argmax", "aten.std", "aten.var", "aten.logsumexp", "aten.histc", "aten._softmax",
         "aten._softmax_backward_data", "aten._safe_softmax", "aten._log_softmax",
         "aten._log_softmax_backward_data", "aten.native_layer_norm", "aten._fused_rms_norm",
-        "aten.native_batch_norm", "aten.native_batch_norm_backward", "aten.avg_pool2d",
-        "aten.avg_pool2d_backward", "aten.max_pool2d_with_indices",
+        "aten.avg_pool2d", "aten.avg_pool2d_backward", "aten.max_pool2d_with_indices",
         "aten.max_pool2d_with_indices_backward", "aten._adaptive_avg_pool2d",
         "aten._adaptive_avg_pool2d_backward", "aten.binary_cross_entropy_backward"),
         read_and_write),
     "virtualgpu.masked_softmax": masked_softmax,
     "virtualgpu.masked_softmax_backward": masked_softmax,
     "aten._fused_rms_norm_backward": rms_norm_backward,
+    "aten.native_batch_norm": batch_norm(1, 5),
+    "aten.native_batch_norm_backward": batch_norm(2, 7),
     "aten.native_group_norm": group_norm(1, 3),
     "aten.native_group_norm_backward": group_norm(2, 4),
     **{f"aten.{name}": loss for name in (*LOSSES, "binary_cross_entropy")},

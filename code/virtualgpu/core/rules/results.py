@@ -22,6 +22,7 @@ from virtualgpu.core.operand import (
     AnyTensor,
     Operand,
     broadcast_strides,
+    channels_last,
     contiguous,
     dense_strides,
     operand_of,
@@ -180,9 +181,10 @@ def _written_fits(name: str, found: Sequence[Result], written: Sequence[Operand]
 
 
 class Layout(Enum):
-    """How a new tensor lies in memory: contiguous, or with its operands' order of dimensions."""
+    """How a new tensor lies in memory: contiguous, with its operands' order of dimensions, or, as
+    cuDNN's results, in NHWC if one of the operands is."""
 
-    CONTIGUOUS, OPERANDS = range(2)
+    CONTIGUOUS, OPERANDS, IMAGES = range(3)
 
 
 # Torch's own shape functions for meta tensors are Python code that imports its compiler and takes
@@ -202,6 +204,8 @@ LAYOUTS: dict[str, Layout] = {
         "virtualgpu.squared_relu", "virtualgpu.squared_relu_backward",
         "virtualgpu.swiglu_backward", "virtualgpu.dropout_add", "virtualgpu.flash_attention",
         "virtualgpu.flash_attention_backward"), Layout.OPERANDS),
+    "aten.convolution": Layout.IMAGES,
+    "aten.convolution_backward": Layout.IMAGES,
 }
 
 
@@ -228,9 +232,15 @@ def new_tensors(func: torch._ops.OpOverload, args: Sequence, kwargs: dict
         found = results(func, plain, {key: _plain(value) for key, value in kwargs.items()})
     except ValueError:
         return None
+    operands = [value for value in plain if isinstance(value, Operand)]
+    if layout is Layout.IMAGES and found is not None:
+        made = [_image(shape, dtype, any(map(channels_last, operands))) for shape, dtype in found]
+        wanted = plain[10] if len(func._schema.returns) > 1 else [True]
+        every = iter(made)
+        placed = [next(every) if one else None for one in wanted]
+        return placed[0] if len(placed) == 1 else placed
     if found is None or len(found) != len(func._schema.returns):
         return None
-    operands = [value for value in plain if isinstance(value, Operand)]
     if len(found) == 1:
         return _made(*found[0], operands if layout is Layout.OPERANDS else [])
     return [_made(shape, dtype, [item for item in operands if item.shape == shape]
@@ -242,6 +252,14 @@ def _plain(value: object) -> object:
     if isinstance(value, torch.Tensor):
         return operand_of(value)
     return list(map(_plain, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _image(shape: tuple[int, ...], dtype: torch.dtype, is_nhwc: bool) -> Operand:
+    """Return a convolution's result."""
+    if not is_nhwc or len(shape) != 4:
+        return contiguous(shape, dtype)
+    _, c, h, w = shape
+    return Operand(shape, (h * w * c, 1, w * c, c), dtype)
 
 
 def _made(shape: tuple[int, ...], dtype: torch.dtype, operands: Sequence[Operand]) -> Operand:

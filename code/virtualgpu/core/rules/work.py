@@ -68,10 +68,11 @@ class KernelWork(NamedTuple):
         bytes: bytes read and written.
         kernels: number of launches.
         gemm: the GEMM in it, if any.
-        flops: FLOPs of a fused kernel that is not a plain GEMM.
+        flops: FLOPs of fused attention, or of a depthwise convolution.
         dtype: dtype of these FLOPs, as in Card.tflops.
-        attention: the fused attention kernel that computes them.
+        attention: the fused attention kernel that computes them; None for a convolution.
         tokens: number of rows that are looked up in an embedding.
+        apart: the bytes that kernels of their own move, before or after the one with the FLOPs.
     """
 
     bytes: int
@@ -81,6 +82,7 @@ class KernelWork(NamedTuple):
     dtype: str = ""
     attention: AttentionKernel | None = None
     tokens: int = 0
+    apart: int = 0
 
 
 CostRule = Callable[[Sequence, Sequence[Operand]], KernelWork]

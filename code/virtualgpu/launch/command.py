@@ -14,6 +14,7 @@ from virtualgpu.core.errors import VirtualGpuError
 from virtualgpu.core.stacks import DEFAULT, STACKS
 from virtualgpu.launch import cluster as clusters
 from virtualgpu.launch import host, launchers
+from virtualgpu.packages.finder import PACKAGES
 
 TERMINATED, USAGE = 143, 2
 AUTO = "auto"  # value of --present
@@ -50,6 +51,9 @@ def parser() -> argparse.ArgumentParser:
                         "execution trace, and memory timeline")
     result.add_argument("--steps", type=int, metavar="N", help="end the program after its N-th "
                         "step, which is a step of its first optimizer, or one that mark_step ends")
+    result.add_argument("--without", action="append", default=[], metavar="PACKAGE",
+                        help="do not model this package for programs that import it: "
+                        f"{', '.join(PACKAGES)}")
     result.add_argument("-m", dest="is_module", action="store_true", help="run a module, as "
                         "python -m does, instead of a file")
     result.add_argument("script", help="the program")
@@ -138,7 +142,8 @@ def run(options: argparse.Namespace, cluster: clusters.Cluster, present: list[in
     from virtualgpu.pytorch import assumptions
 
     settings = Settings(parse_size(options.values), tuple(map(assumptions.parse, options.assume)),
-                        trace=options.trace, fuse=options.fuse_pointwise, steps=options.steps)
+                        trace=options.trace, fuse=options.fuse_pointwise, steps=options.steps,
+                        without=tuple(options.without))
     program = process.script(options.script, options.arguments, options.is_module)
     if options.present == AUTO and cluster.world > 1:
         results = stages.run(cluster, settings, program)

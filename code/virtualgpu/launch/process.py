@@ -23,6 +23,7 @@ from virtualgpu.launch.cluster import Cluster
 from virtualgpu.launch.result import Rank, measure
 from virtualgpu.launch.settings import Settings
 from virtualgpu.net import backend
+from virtualgpu.packages import finder
 from virtualgpu.pytorch import compiled, facade, fsdp1, process_groups
 from virtualgpu.pytorch.assumptions import Decisions
 from virtualgpu.pytorch.mode import CudaGpu
@@ -61,6 +62,7 @@ def become(cluster: Cluster, rank: int, settings: Settings, present: Sequence[in
     if settings.fuse:
         compiled.fuse(gpu)
     facade.install(gpu)
+    finder.install(gpu.assumptions, settings.without)
     process_groups.install(gpu, cluster.topology(), present, store)
     if cluster.world > 1:
         fsdp1.install()

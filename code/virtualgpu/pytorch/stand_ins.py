@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from virtualgpu.pytorch.package_values import PACKAGE_VALUES
+
 aten = torch.ops.aten
 
 
@@ -77,4 +79,5 @@ STAND_INS = {
     aten._scaled_dot_product_cudnn_attention.default: _cudnn,
     aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_backward,
     aten._fused_rms_norm_backward.default: _rms_norm_backward,
+    **PACKAGE_VALUES,
 }

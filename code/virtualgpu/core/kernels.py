@@ -39,6 +39,11 @@ SIGNATURES = (
     "packed_attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out, "
     "Tensor logsumexp, int[] rows, int[] columns, int[] window, float scale, float softcap, "
     "float dropout, str kernel) -> (Tensor, Tensor, Tensor)",
+    # Attention of [batch, heads, tokens, width] that computes a part of all pairs of query and key,
+    # in blocks: torch's flex_attention.
+    "block_attention(Tensor query, Tensor key, Tensor value, int pairs) -> (Tensor, Tensor)",
+    "block_attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out, "
+    "Tensor logsumexp, int pairs) -> (Tensor, Tensor, Tensor)",
     # Rotary embedding by tables [s, width/2] of the first `width` elements of x [.., s, n, d].
     "rotate_pairs(Tensor x, Tensor cos, Tensor sin, bool interleaved, bool inverse) -> Tensor",
     "rotate_pairs_(Tensor(a!) x, Tensor cos, Tensor sin, bool interleaved, bool inverse) "

@@ -300,6 +300,9 @@ PATTERNS = {
         Pattern(
             "void flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<{t}> >", 1,
             0.125)],
+    "virtualgpu.block_attention": [Pattern("triton_tem_fused_flex_attention<{t}>", 1, 0.125)],
+    "virtualgpu.block_attention_backward": [
+        Pattern("triton_tem_fused_flex_attention_backward<{t}>", 1, 0.125)],
     "virtualgpu.rotate_pairs": [Pattern("rotary_kernel<{t}>")],
     "virtualgpu.rotate_pairs_": [Pattern("rotary_kernel<{t}>")],
     "virtualgpu.cast_transpose": [Pattern("void cast_transpose_kernel<{t}>")],

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from virtualgpu.core.errors import VirtualGpuError
@@ -112,10 +112,15 @@ def start(options: argparse.Namespace) -> int:
 
 
 def _is_module(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):  # of a parent package
-        return False
+    """Return whether a module exists, without importing its package: that is for the program."""
+    whole, path = "", None
+    for part in name.split("."):
+        whole = f"{whole}.{part}" if whole else part
+        spec = PathFinder.find_spec(whole, path)
+        if spec is None:
+            return False
+        path = spec.submodule_search_locations or []
+    return True
 
 
 def present_ranks(options: argparse.Namespace, world: int) -> list[int] | None:

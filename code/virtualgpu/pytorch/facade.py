@@ -10,6 +10,7 @@ from virtualgpu.pytorch import (
     decomposed,
     factories,
     files,
+    flexible,
     pinned,
     private_names,
     shape_tracing,
@@ -33,7 +34,7 @@ def install(gpu: CudaGpu) -> None:
     private_names.check()
     unknown.Unknown.assumptions = gpu.assumptions
     for part in (streams, cuda, autocast, decomposed, factories, tensors, pinned, files,
-                 checkpoints, compiled, timers):
+                 checkpoints, compiled, timers, flexible):
         part.install(gpu)
     shape_tracing.install()
     unknown.patch_math()

@@ -87,15 +87,16 @@ def active_gpu() -> CudaGpu:
     raise RuntimeError("no virtual GPU is active; run the program with virtualrun")
 
 
-def lengths(starts: Tensor, total: int) -> list[int]:
+def lengths(gpu: CudaGpu, starts: Tensor, total: int) -> list[int]:
     """Return the lengths of sequences that are stored one after the other.
 
     Args:
+        gpu: the virtual GPU.
         starts: cumulative lengths, [sequences + 1]. If their values were not computed, all
             sequences are assumed to be equally long.
         total: tokens in all sequences.
     """
-    gpu, count = active_gpu(), starts.numel() - 1
+    count = starts.numel() - 1
     known = values_of(gpu, starts)
     if known is not None:
         return known.diff().tolist()

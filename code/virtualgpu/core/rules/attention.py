@@ -188,6 +188,26 @@ def packed(gemms: int) -> CostRule:
     return rule
 
 
+def blocks(gemms: int) -> CostRule:
+    """Cost of attention that computes blocks of the scores (block_attention in core/kernels.py).
+
+    Assumed: the rate of FlashAttention-2 without a mask.
+
+    Args:
+        gemms: matrix multiplications in the kernel: 2 forward, 5 backward.
+    """
+    first = 0 if gemms == 2 else 1
+
+    def rule(arguments: Sequence, results: Sequence[Operand]) -> KernelWork:
+        query, key = arguments[first:first + 2]
+        batch, heads, _, width = query.shape
+        return read_and_write(arguments, results)._replace(
+            flops=2 * gemms * batch * heads * arguments[-1] * width,
+            dtype=DTYPES.get(query.dtype, "fp32"),
+            attention=AttentionKernel(FLASH, gemms > 2, width, key.shape[2], False))
+    return rule
+
+
 SDPA = "_scaled_dot_product_"
 COSTS: dict[str, CostRule] = {
     f"aten.{SDPA}flash_attention": attention(FLASH, 2, 4),
@@ -198,6 +218,8 @@ COSTS: dict[str, CostRule] = {
     f"aten.{SDPA}cudnn_attention_backward": attention(CUDNN, 5, 14),
     "virtualgpu.flash_attention": lambda a, r: attention_work(a, r, 2),
     "virtualgpu.flash_attention_backward": lambda a, r: attention_work(a, r, 5),
+    "virtualgpu.block_attention": blocks(2),
+    "virtualgpu.block_attention_backward": blocks(5),
     "virtualgpu.packed_attention": packed(2),
     "virtualgpu.packed_attention_backward": packed(5),
 }
@@ -303,4 +325,24 @@ def _packed_attention(a: Arguments) -> list[Result]:
 def _packed_attention_backward(a: Arguments) -> list[Result]:
     _packed_fits(a)
     matching(a.grad.shape == (*a.query.shape[:-1], a.value.shape[-1]), grad=a.grad, query=a.query)
+    return [like(a.query), like(a.key), like(a.value)]
+
+
+def _blocks_fit(a: Arguments) -> None:
+    _heads_match(a.query, a.key, a.value)
+    if not 0 <= a.pairs <= a.query.shape[2] * a.key.shape[2]:
+        raise ValueError(f"block attention of {a.pairs} pairs: expected at most "
+                         f"{a.query.shape[2]} x {a.key.shape[2]}")
+
+
+@returns("virtualgpu.block_attention")
+def _block_attention(a: Arguments) -> list[Result]:
+    _blocks_fit(a)
+    return [((*a.query.shape[:3], a.value.shape[3]), a.query.dtype), (a.query.shape[:3], FLOAT)]
+
+
+@returns("virtualgpu.block_attention_backward")
+def _block_attention_backward(a: Arguments) -> list[Result]:
+    _blocks_fit(a)
+    matching(a.grad.shape == (*a.query.shape[:3], a.value.shape[3]), grad=a.grad, query=a.query)
     return [like(a.query), like(a.key), like(a.value)]

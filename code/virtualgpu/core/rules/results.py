@@ -203,7 +203,8 @@ LAYOUTS: dict[str, Layout] = {
         "virtualgpu.squared_relu", "virtualgpu.squared_relu_backward",
         "virtualgpu.swiglu_backward", "virtualgpu.dropout_add", "virtualgpu.flash_attention",
         "virtualgpu.flash_attention_backward", "virtualgpu.packed_attention",
-        "virtualgpu.packed_attention_backward", "virtualgpu.rotate_pairs"), Layout.OPERANDS),
+        "virtualgpu.packed_attention_backward", "virtualgpu.rotate_pairs",
+        "virtualgpu.block_attention", "virtualgpu.block_attention_backward"), Layout.OPERANDS),
 }
 
 

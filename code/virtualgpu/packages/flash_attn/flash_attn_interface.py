@@ -38,8 +38,9 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q, cu_seq
     """Compute attention of sequences that are stored one after the other, [tokens, heads, width].
     """
     refuse("flash_attn_varlen_func", alibi_slopes=alibi_slopes, block_table=block_table)
-    rows = lengths(cu_seqlens_q, len(q))
-    columns = rows if cu_seqlens_k is cu_seqlens_q else lengths(cu_seqlens_k, len(k))
+    gpu = active_gpu()
+    rows = lengths(gpu, cu_seqlens_q, len(q))
+    columns = rows if cu_seqlens_k is cu_seqlens_q else lengths(gpu, cu_seqlens_k, len(k))
     return _attend(q, k, v, rows, columns, dropout_p, softmax_scale, causal, window_size, softcap,
                    return_attn_probs)
 

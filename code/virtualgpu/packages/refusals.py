@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from virtualgpu.core.errors import NoValue
 from virtualgpu.core.gpu import program_line
 
@@ -12,3 +14,16 @@ def refuse(function: str, **arguments: object) -> None:
         if value is not None:
             raise NoValue(f"{program_line()}: {function}({name}=..) is not modeled on virtual "
                           "GPUs; call it without that argument")
+
+
+class NotModeled(NoValue, AttributeError):
+    """A part of a package that its stand-in lacks. To hasattr, it does not exist."""
+
+
+def missing(module: str) -> Callable[[str], object]:
+    """Return the __getattr__ of a stand-in's module, which refuses what it lacks by name."""
+    def get(name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        raise NotModeled(f"{program_line()}: {module}.{name} is not modeled on virtual GPUs")
+    return get

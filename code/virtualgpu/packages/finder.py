@@ -17,6 +17,8 @@ FOLDER = Path(__file__).parent
 # By name of the module: name of the distribution, and the version whose interface is modeled.
 PACKAGES = {"flash_attn": ("flash-attn", "2.8.3"), "xformers": ("xformers", "0.0.35"),
             "transformer_engine": ("transformer-engine", "2.11.0")}
+# Packages that run without one of these, and need more of it than its stand-in has.
+RUN_WITHOUT = {"transformer_engine": ("megatron",)}
 
 
 class StandInFinder:
@@ -34,6 +36,11 @@ class StandInFinder:
                   ) -> ModuleSpec | None:
         """Return the stand-in of a package."""
         if name not in self.packages:
+            return None
+        program = importer()
+        if program in RUN_WITHOUT.get(name, ()):
+            self.assumptions.note(f"{program} runs without {name}, whose model lacks the internals "
+                                  f"that {program} uses")
             return None
         folder = FOLDER / name
         spec = importlib.util.spec_from_file_location(
@@ -70,6 +77,17 @@ class StandInDistribution(metadata.Distribution):
 
     def locate_file(self, path: object) -> Path:
         return FOLDER / str(path)
+
+
+def importer() -> str:
+    """Return the package whose import statement is running."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name != __name__ and not name.startswith("importlib"):
+            return name.partition(".")[0]
+        frame = frame.f_back
+    return ""
 
 
 def install(assumptions: Assumptions, without: Sequence[str] = ()) -> None:

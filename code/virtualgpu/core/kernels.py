@@ -61,7 +61,11 @@ def _meta(name: str, *args: torch.Tensor) -> object:
     changed = changed_argument(func, args, {})
     if changed is not None:
         return changed_tensor(args, {}, changed)
-    return make_tensors(new_tensors(func, args, {}))
+    specs = new_tensors(func, args, {})
+    if specs is None:
+        shapes = ", ".join(str(list(one.shape)) for one in args if isinstance(one, torch.Tensor))
+        raise RuntimeError(f"virtualgpu.{name}: operands or lengths do not fit together: {shapes}")
+    return make_tensors(specs)
 
 
 for signature in SIGNATURES:

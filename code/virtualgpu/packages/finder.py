@@ -30,6 +30,7 @@ class StandInFinder:
             without: stand-ins that the program must not find.
         """
         self.assumptions = assumptions
+        self.told: set[str] = set()  # packages that run without a stand-in
         self.packages = {name: PACKAGES[name] for name in PACKAGES if name not in without}
 
     def find_spec(self, name: str, path: object = None, target: ModuleType | None = None
@@ -39,8 +40,10 @@ class StandInFinder:
             return None
         program = importer()
         if program in RUN_WITHOUT.get(name, ()):
-            self.assumptions.note(f"{program} runs without {name}, whose model lacks the internals "
-                                  f"that {program} uses")
+            if program not in self.told:
+                self.told.add(program)
+                self.assumptions.note(f"{program} runs without {name}, whose model lacks the "
+                                      f"internals that {program} uses")
             return None
         folder = FOLDER / name
         spec = importlib.util.spec_from_file_location(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -111,10 +112,15 @@ def overridable(name: str, get: Callable) -> Callable:
         name: the attribute of torch.Tensor.
         get: its getter.
     """
+    original = getattr(TensorBase, name).__get__
+
     def read(self: Tensor):
         if type(self) in PLAIN_TYPES or not has_torch_function_unary(self):
             return get(self)
-        return handle_torch_function(vars(Tensor)[name].__get__, (self,), self)
+        module = sys.modules.get("torch.distributed._shard.sharded_tensor.api")
+        known = getattr(module, "_SHARDED_OPS", ())  # filled before or after the replacement
+        replaced = vars(Tensor)[name].__get__
+        return handle_torch_function(original if original in known else replaced, (self,), self)
     return read
 
 

@@ -161,7 +161,7 @@ COUNTS = {
         lambda: aten.native_dropout_backward(x(), meta(6, 10, dtype=BOOL), 1.1), 240 + 60 + 240),
     "aten.polar": (lambda: torch.polar(x(), x()), 240 + 240 + 480),
     "aten.complex": (lambda: torch.complex(x(), x()), 240 + 240 + 480),
-    "aten._assert_async": (lambda: aten._assert_async(meta()), 4),
+    "aten._assert_async": (lambda: aten._assert_async(meta(1)), 4),
     "aten._safe_softmax": (lambda: aten._safe_softmax(x(), -1), 480),
     "aten.logsumexp": (lambda: aten.logsumexp(x(), [1]), 240 + 24),
     "aten.tril": (lambda: x().tril(), 480), "aten.tril_": (lambda: x().tril_(), 480),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import linecache
+import os
 import sys
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import FrameType
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -46,7 +48,11 @@ CUDA = torch.device("cuda", 0)
 DETACH = torch.ops.aten.detach.default
 READ_LATENCY = 10e-6  # seconds to copy a few bytes from the GPU to the host
 MAX_UNKNOWN = 0.02  # largest share of the time in operations without a cost rule
-LIBRARY_CODE = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), "<frozen ")
+PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
+LAUNCHER = f"{PACKAGE}launch{os.sep}"  # outside it, nothing is the program's
+# The final separator matters: torchvision's folder begins with torch's path, too.
+LIBRARY_CODE = (PACKAGE, f"{Path(torch.__file__).parent}{os.sep}", "<frozen ")
+STANDARD_LIBRARY = f"{Path(os.__file__).parent}{os.sep}"
 
 
 class VirtualGpu(Storages, TorchDispatchMode):
@@ -129,7 +135,8 @@ class VirtualGpu(Storages, TorchDispatchMode):
                 self.unknown[plan.name] += 1
             if self.journal is not None:
                 self.journal.kernel(key, func, args, kwargs, plan, out)
-            self.start(func, args, kwargs, plan, out)
+            if self.start(func, args, kwargs, plan, out):
+                return out, plan  # whoever deferred it records it
         if self.recorder is not None:
             self.recorder.operation(key, plan, (args, kwargs), out)
         return out, plan
@@ -205,8 +212,8 @@ class VirtualGpu(Storages, TorchDispatchMode):
         return max(seconds + work.kernels * efficiency.kernel, work.kernels * efficiency.pace)
 
     def start(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict, plan: OperationPlan,
-              out: object) -> None:
-        """Launch the kernels of an operation.
+              out: object) -> bool:
+        """Launch the kernels of an operation; return whether they were deferred instead.
 
         Args:
             func: the operation.
@@ -219,6 +226,7 @@ class VirtualGpu(Storages, TorchDispatchMode):
             for workspace in self.workspaces.allocate(plan, self.stream):
                 self.hold(workspace)
         self.launch(plan.name, plan.seconds, plan.kernels)
+        return False
 
     def launch(self, name: str, seconds: float, kernels: int) -> None:
         """Launch kernels on the current stream.
@@ -283,14 +291,32 @@ class VirtualGpu(Storages, TorchDispatchMode):
 
 
 def caller() -> tuple[str, int, str]:
-    """Return the file, line number, and text of the innermost line outside torch and virtualgpu."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith(LIBRARY_CODE):
-            return file, frame.f_lineno, linecache.getline(file, frame.f_lineno).strip()
+    """Return the file, line number, and text of the program's innermost line.
+
+    The line number is 0 if no program runs, as in a finalizer.
+    """
+    frame, launched = sys._getframe(1), False
+    while frame is not None and is_library(frame.f_code.co_filename):
+        launched |= frame.f_code.co_filename.startswith(LAUNCHER)
         frame = frame.f_back
-    return "the program", 0, ""
+    if frame is None or (launched and not in_launcher(frame)):
+        return "the program", 0, ""
+    file = frame.f_code.co_filename
+    return file, frame.f_lineno, linecache.getline(file, frame.f_lineno).strip()
+
+
+def in_launcher(frame: FrameType) -> bool:
+    """Return whether the launcher of programs is among the callers of a frame."""
+    caller: FrameType | None = frame
+    while caller is not None and not caller.f_code.co_filename.startswith(LAUNCHER):
+        caller = caller.f_back
+    return caller is not None
+
+
+def is_library(file: str) -> bool:
+    """Return whether a file belongs to this package, to torch, or to Python itself."""
+    return file.startswith(LIBRARY_CODE) or (
+        file.startswith(STANDARD_LIBRARY) and "-packages" + os.sep not in file)
 
 
 def program_line() -> str:

@@ -105,6 +105,8 @@ class Ledger:
             self.phase = phase
             self.interval += 1
         notes = self.notes
+        if plan.work is not None and plan.work.tokens:
+            notes.lookups.append((len(notes.plans), table_of(args[0])))
         notes.plans.append(plan)
         notes.phases.append(phase)
         notes.times.append(self.streams[COMPUTE])
@@ -115,7 +117,7 @@ class Ledger:
     def allocated(self, key: int, _size: int, held: int) -> None:
         block = self.blocks.allocated(key, held, self.phase, self.interval, len(self.steps))
         if self.blocks.history is not None:
-            block.begin = self.gpu.clock.ready()
+            block.begin = self.gpu.clock.reached()
         if self.phase == BACKWARD:
             self._label_gradient(block)
         if block.number == self.next_scan:  # a program without an optimizer has parameters, too
@@ -125,7 +127,7 @@ class Ledger:
     def released(self, key: int, _held: int) -> None:
         block = self.blocks.released(key, self.interval, len(self.steps))
         if block is not None and self.blocks.history is not None:
-            block.end = self.gpu.clock.ready()
+            block.end = self.gpu.clock.reached()
 
     def resized(self, key: int, size: int, _before: int, held: int) -> None:
         """Record a storage that was resized in place, as FSDP's are; its category stays."""
@@ -133,7 +135,7 @@ class Ledger:
         self.allocated(key, size, held)
         if old is not None:
             if self.blocks.history is not None:
-                old.end = self.gpu.clock.ready()
+                old.end = self.gpu.clock.reached()
             self.blocks.live[key].label = old.label
 
     def detached(self, tensor: torch.Tensor) -> None:
@@ -225,6 +227,18 @@ class Ledger:
     def _exposed(self) -> dict[str, float]:
         """Return the seconds of exposed communication so far, by the stream that waited."""
         return dict(self.gpu.clock.exposed)
+
+
+def table_of(weight: torch.Tensor) -> tuple[int, int]:
+    """Return the identity of an embedding's weight, or of the parameter that it was cast from.
+
+    FSDP1's weights are views of one parameter, and differ by their offset.
+    """
+    node = weight.grad_fn
+    while node is not None and not hasattr(node, "variable"):
+        node = next((other for other, _ in node.next_functions if other is not None), None)
+    table = weight.untyped_storage()._cdata if node is None else id(node.variable)
+    return table, weight.storage_offset()
 
 
 def mark_step() -> None:

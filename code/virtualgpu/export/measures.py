@@ -29,7 +29,7 @@ def measure(ledger: Ledger, rank: int = 0, error: str | None = None) -> dict:
         error: the error that ended the program, or None.
     """
     gpu, notes = ledger.gpu, []
-    steps = steps_of(ledger)
+    steps = steps_of(ledger, crashed(error))
     step = typical(steps)
     return {
         "rank": rank, "error": error,
@@ -46,9 +46,20 @@ def measure(ledger: Ledger, rank: int = 0, error: str | None = None) -> dict:
     }
 
 
-def steps_of(ledger: Ledger) -> list[ProgramStep]:
-    """Return the program's steps by the best evidence available; empty if there is none."""
-    if len(ledger.steps) > 1:
+def crashed(error: str | None) -> bool:
+    """Return whether an error, and not the user's Ctrl-C, ended a program."""
+    return error is not None and not error.startswith(KeyboardInterrupt.__name__)
+
+
+def steps_of(ledger: Ledger, only_ended: bool = False) -> list[ProgramStep]:
+    """Return the program's steps by the best evidence available; empty if there is none.
+
+    Args:
+        ledger: ledger of the rank's virtual GPU.
+        only_ended: whether only steps count that the program itself ended, since what repeats
+            before a crash may be the initialization.
+    """
+    if len(ledger.steps) > 1 or only_ended:
         return merged(ledger.steps)
     gpu = ledger.gpu
     return (repeated(ledger.notes, ledger.works, gpu.clock.ready(), gpu.computing)
@@ -72,7 +83,10 @@ def times(steps: Sequence[ProgramStep], step: ProgramStep) -> dict:
 
 
 def tokens(step: ProgramStep) -> dict | None:
-    """Return the tokens of a step: the lookups in the most used embedding; None without one."""
+    """Return the tokens of a step: the lookups in the most used embedding; None without one.
+
+    Embeddings of the same tokens, such as one per layer, count once.
+    """
     count = max(step.work.tokens.values(), default=0)
     return {"per_step": count, "per_second": count / step.seconds} if count else None
 

@@ -91,9 +91,6 @@ def start(options: argparse.Namespace) -> int:
                               f"{Path(options.json).absolute().parent} does not exist")
     if options.trace and Path(options.trace).exists() and not Path(options.trace).is_dir():
         raise VirtualGpuError(f"--trace {options.trace}: expected a folder, but this is a file")
-    if options.trace and options.fuse_pointwise:
-        raise VirtualGpuError("--trace and --fuse-pointwise: fused kernels cannot be traced; "
-                              "leave out one of them")
     present = present_ranks(options, cluster.world)
     try:
         cluster.require_representatives(present)
@@ -142,24 +139,26 @@ def present_ranks(options: argparse.Namespace, world: int) -> list[int] | None:
 def run(options: argparse.Namespace, cluster: clusters.Cluster, present: list[int] | None,
         own: int | None) -> int:
     """Run the program on the ranks and print the report. This function imports torch."""
-    from virtualgpu.launch import failures, process, ranks, report, stages
+    from virtualgpu.launch import failures, nvidia_smi, process, ranks, report, stages
     from virtualgpu.launch.settings import Settings, parse_size
     from virtualgpu.pytorch import assumptions
 
-    settings = Settings(parse_size(options.values), tuple(map(assumptions.parse, options.assume)),
-                        trace=options.trace, fuse=options.fuse_pointwise, steps=options.steps,
-                        without=tuple(options.without))
+    answers = tuple(map(assumptions.parse, options.assume))
     program = process.script(options.script, options.arguments, options.is_module)
-    if options.present == AUTO and cluster.world > 1:
-        results = stages.run(cluster, settings, program)
-    elif own is None and (cluster.world if present is None else len(present)) > 1:
-        results = ranks.run_ranks(cluster, settings, program, present)
-    else:
-        rank = own or 0
-        gpu = process.become(cluster, rank, settings, present)
-        results = [process.execute(gpu, rank, program)]
-        if results[0].error:
-            failures.show([(rank, results[0].message or results[0].error)])
+    with nvidia_smi.folder_for(cluster) as folder:
+        settings = Settings(parse_size(options.values), answers, trace=options.trace,
+                            fuse=options.fuse_pointwise, steps=options.steps, smi=folder,
+                            without=tuple(options.without))
+        if options.present == AUTO and cluster.world > 1:
+            results = stages.run(cluster, settings, program)
+        elif own is None and (cluster.world if present is None else len(present)) > 1:
+            results = ranks.run_ranks(cluster, settings, program, present)
+        else:
+            rank = own or 0
+            gpu = process.become(cluster, rank, settings, present)
+            results = [process.execute(gpu, rank, program)]
+            if results[0].error:
+                failures.show([(rank, results[0].message or results[0].error)])
     if own in (None, 0):
         if any(rank.seconds for rank in results):
             failed = [(rank.rank, rank.error) for rank in results if rank.error]
@@ -168,6 +167,8 @@ def run(options: argparse.Namespace, cluster: clusters.Cluster, present: list[in
                 report.say(f"{failures.INTERRUPTED if stopped else failures.headline(failed)}; the "
                            "figures cover the run up to there")
             report.show(cluster, results)
+        elif any(rank.error and rank.status != process.INTERRUPTED for rank in results):
+            report.say("there are no figures: nothing had run on a virtual GPU")
         if options.json:
             report.write(options.json, cluster, results)
     return next((rank.status or 1 for rank in results if rank.error), 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from virtualgpu.core.errors import VirtualGpuError
 from virtualgpu.packages import finder
@@ -25,6 +26,7 @@ class Settings:
         record: whether every rank returns a record (virtualgpu.replay).
         trace: the folder for traces; None for no traces.
         fuse: whether elementwise kernels of compiled regions are fused.
+        smi: the folder that `nvidia-smi` reads; None without that command.
         steps: the program ends after this number of steps; None: it runs to its own end.
         typical: what a few numbers of large tensors are assumed to be; None: they are unknown.
         without: stand-ins for packages that the program must not find.
@@ -41,6 +43,7 @@ class Settings:
     typical: float | None = None
     steps: int | None = None
     without: tuple[str, ...] = ()
+    smi: Path | None = None
 
     def __post_init__(self) -> None:
         finder.check(self.without)

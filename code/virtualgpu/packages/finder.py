@@ -26,7 +26,7 @@ class StandInFinder:
 
     def __init__(self, assumptions: Assumptions, without: Sequence[str] = ()) -> None:
         """Args:
-            assumptions: receives a line for each stand-in that the program imports.
+            assumptions: receives a line if a package runs without a stand-in.
             without: stand-ins that the program must not find.
         """
         self.assumptions = assumptions
@@ -46,18 +46,8 @@ class StandInFinder:
                                       f"internals that {program} uses")
             return None
         folder = FOLDER / name
-        spec = importlib.util.spec_from_file_location(
+        return importlib.util.spec_from_file_location(
             name, folder / "__init__.py", submodule_search_locations=[str(folder)])
-        if spec is not None and spec.loader is not None:
-            spec.loader.exec_module = self._noting(name, spec.loader.exec_module)
-        return spec
-
-    def _noting(self, name: str, execute):
-        def run(module: ModuleType) -> None:
-            self.assumptions.note(f"{name} is virtualrun's own model of the package's kernels, "
-                                  f"with the interface of version {self.packages[name][1]}")
-            execute(module)
-        return run
 
     def find_distributions(self, context: metadata.DistributionFinder.Context
                            ) -> Iterator[metadata.Distribution]:
@@ -97,7 +87,7 @@ def install(assumptions: Assumptions, without: Sequence[str] = ()) -> None:
     """Make the stand-ins importable in this process.
 
     Args:
-        assumptions: receives a line for each stand-in that the program imports.
+        assumptions: receives a line if a package runs without a stand-in.
         without: names of stand-ins to leave out.
     """
     sys.meta_path.append(StandInFinder(assumptions, without))

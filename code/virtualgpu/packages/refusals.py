@@ -1,4 +1,4 @@
-"""Refuse what a stand-in does not model, by its name."""
+"""What all stand-ins do: report that they ran, and refuse what they do not model by its name."""
 
 from __future__ import annotations
 
@@ -6,6 +6,19 @@ from collections.abc import Callable
 
 from virtualgpu.core.errors import NoValue
 from virtualgpu.core.gpu import program_line
+from virtualgpu.packages.finder import PACKAGES
+from virtualgpu.pytorch.packed import active_gpu
+
+TOLD: set[str] = set()
+
+
+def used(package: str) -> None:
+    """Let the report say that a stand-in ran; programs import packages that they do not use."""
+    if package not in TOLD:
+        TOLD.add(package)
+        active_gpu().assumptions.note(f"{package} is virtualrun's own model of the package's "
+                                      f"kernels, with the interface of version "
+                                      f"{PACKAGES[package][1]}")
 
 
 def refuse(function: str, **arguments: object) -> None:

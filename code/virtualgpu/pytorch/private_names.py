@@ -46,6 +46,7 @@ NAMES = (
     "torch._ops.HigherOrderOperator",
     "torch._ops.OpOverload",
     "torch._ops.OpOverloadPacket",
+    "torch._scaled_mm",
     "torch._subclasses.fake_tensor.FakeTensorMode.__torch_dispatch__",
     "torch._subclasses.fake_tensor.init_gpu_context",
     "torch._tensor_str._str",

@@ -184,7 +184,7 @@ def test_fp8_is_refused_on_a_gpu_without_it():
     def program():
         import transformer_engine.pytorch as te
 
-        with pytest.raises(AssertionError, match="fp8|FP8"), te.fp8_autocast():
+        with pytest.raises(AssertionError, match=r"fp8|FP8"), te.fp8_autocast():
             pass
         return te.is_fp8_available()[0]
 

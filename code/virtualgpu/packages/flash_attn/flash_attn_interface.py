@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from virtualgpu.packages.refusals import refuse
+from virtualgpu.packages.refusals import refuse, used
 from virtualgpu.pytorch.packed import UNLIMITED, active_gpu, attend, lengths, values_of
 
 from .layers.rotary import apply_rotary_emb
@@ -58,6 +58,7 @@ def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, *args, **kwargs):
 
 
 def _attend(q, k, v, rows, columns, dropout, scale, causal, window, softcap, with_logsumexp):
+    used("flash_attn")
     window = (window[0], 0 if causal else window[1])
     out, logsumexp = attend(q, k, v, rows, columns, window, scale=scale, softcap=softcap,
                             dropout=dropout)
@@ -77,6 +78,7 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None
     cache_seqlens, and compute attention of q with all of them."""
     refuse("flash_attn_with_kvcache", cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad,
            block_table=block_table, alibi_slopes=alibi_slopes)
+    used("flash_attn")
     before = _cached(cache_seqlens, k_cache)
     if k is not None:
         if rotary_cos is not None:

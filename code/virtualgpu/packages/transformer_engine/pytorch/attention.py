@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from virtualgpu.core.card import CUDNN, FLASH
 from virtualgpu.packages.flash_attn.layers.rotary import apply_rotary_emb
-from virtualgpu.packages.refusals import refuse
+from virtualgpu.packages.refusals import refuse, used
 from virtualgpu.pytorch.attention import HALF
 from virtualgpu.pytorch.packed import active_gpu, attend, lengths
 
@@ -91,6 +91,7 @@ class DotProductAttention(nn.Module):
             window_size: keys before and after a query's own position that it sees.
             options: refused if given.
         """
+        used("transformer_engine")
         mask, layout = attn_mask_type or self.attn_mask_type, qkv_format or self.qkv_format
         refuse("DotProductAttention", attention_mask=attention_mask, **{
             key: value for key, value in options.items() if value not in (False, "no_bias", True)})

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from virtualgpu.core.kernels import swiglu
-from virtualgpu.packages.refusals import refuse
+from virtualgpu.packages.refusals import refuse, used
 
 from .fp8 import SCALES, Fp8Linear
 
@@ -48,6 +48,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, column: int) -> Tenso
         bias: [out], or None.
         column: the layer's first column in SCALES.
     """
+    used("transformer_engine")
     dtype = activation_dtype(x)
     with torch.autocast("cuda", enabled=False):
         x, weight = x.to(dtype), weight.to(dtype)
@@ -62,6 +63,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, column: int) -> Tenso
 def normalize(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, is_rms: bool,
               zero_centered: bool) -> Tensor:
     """Return LayerNorm or RMSNorm of x [.., h] in one kernel, in the dtype of the computation."""
+    used("transformer_engine")
     dtype = activation_dtype(x)
     with torch.autocast("cuda", enabled=False):
         x, weight = x.to(dtype), (weight + 1 if zero_centered else weight).to(dtype)

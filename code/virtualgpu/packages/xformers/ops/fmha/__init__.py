@@ -7,7 +7,7 @@ from torch import Tensor
 
 from virtualgpu.core.card import FLASH
 from virtualgpu.core.rules.attention import EFFICIENT
-from virtualgpu.packages.refusals import missing, refuse
+from virtualgpu.packages.refusals import missing, refuse, used
 from virtualgpu.pytorch.attention import FLASH_MIN_MAJOR, HALF
 from virtualgpu.pytorch.packed import attend
 
@@ -38,6 +38,7 @@ def memory_efficient_attention(query: Tensor, key: Tensor, value: Tensor,
     refuse("memory_efficient_attention", output_dtype=output_dtype)
     if isinstance(attn_bias, Tensor) or not isinstance(attn_bias, AttentionBias | None):
         refuse("memory_efficient_attention", attn_bias=type(attn_bias).__name__)
+    used("xformers")
     shape = query.shape
     if query.dim() == 5:  # expanded keys have one head per group
         query = query.flatten(2, 3)

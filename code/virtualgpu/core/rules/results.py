@@ -189,7 +189,7 @@ class Layout(Enum):
 # up to 10 ms per call. They remain for all operations that are not in this table.
 LAYOUTS: dict[str, Layout] = {
     **dict.fromkeys((
-        "aten.mm", "aten.addmm", "aten.bmm", "aten.embedding", "aten.gather",
+        "aten.mm", "aten.addmm", "aten.bmm", "aten._grouped_mm", "aten.embedding", "aten.gather",
         "aten.nll_loss_forward", "aten.nll_loss_backward", "aten.sum", "aten.amax",
         "aten.linalg_vector_norm", "aten.any", "aten.native_layer_norm",
         "aten.native_layer_norm_backward", "aten._fused_rms_norm", "aten.cat", "aten.stack",

@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parent
 PACKAGES = {"flash_attn": ("flash-attn", "2.8.3"), "xformers": ("xformers", "0.0.35"),
             "transformer_engine": ("transformer-engine", "2.11.0")}
 # Packages that run without one of these, and need more of it than its stand-in has.
-RUN_WITHOUT = {"transformer_engine": ("megatron",)}
+RUN_WITHOUT = {"flash_attn": ("diffusers",), "transformer_engine": ("megatron",)}
 
 
 class StandInFinder:

@@ -80,3 +80,20 @@ def test_layer_norm_in_16_bits_has_known_gradients():
     found = ran(lambda: [one.cpu() for one in half_precision("cuda")])
     for one, expected in zip(found, half_precision("cpu"), strict=True):
         torch.testing.assert_close(one, expected, rtol=2e-2, atol=2e-2)
+
+
+def chosen_rows():
+    """The mask is known, and what it chooses from is not."""
+    x = torch.randn(4, 600_000, device="cuda", requires_grad=True)
+    mask = torch.tensor([True, False, True, True], device="cuda")
+    rows = x[mask]
+    rows.sum().backward()
+    wide = torch.zeros_like(x, dtype=torch.bool)
+    with pytest.raises(ValueError, match="needs a tensor's values"):
+        x[wide > x]
+    small = torch.randn(600_000, device="cuda")[:4]
+    return rows.shape, x.grad.shape, x[:, :2][:, mask[:2]].shape, small.masked_select(mask).shape
+
+
+def test_a_known_mask_chooses_from_unknown_values():
+    assert ran(chosen_rows) == ((3, 600_000), (4, 600_000), (4, 1), (3,))

@@ -6,12 +6,12 @@ import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import metadata
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
 from virtualgpu.core.assumptions import Assumptions
-from virtualgpu.core.errors import VirtualGpuError
+from virtualgpu.core.errors import NoValue, VirtualGpuError
 
 FOLDER = Path(__file__).parent
 # By name of the module: name of the distribution, and the version whose interface is modeled.
@@ -58,6 +58,35 @@ class StandInFinder:
                 yield StandInDistribution(module, name, version)
 
 
+class TritonWatcher:
+    """A finder that lets Triton's kernels refuse to start, by their names."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None,
+                  target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != "triton.runtime.jit":
+            return None
+        spec = PathFinder.find_spec(name, path)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def watched(module: ModuleType) -> None:
+                execute(module)
+                module.JITFunction.run = refuse_kernel
+
+            spec.loader.exec_module = watched
+        return spec
+
+
+def refuse_kernel(kernel: object, *_: object, **__: object) -> None:
+    """Raise NoValue in place of starting a Triton kernel, whose cost and results are unknown."""
+    from virtualgpu.core.gpu import program_line  # which imports torch
+
+    name = getattr(kernel, "__name__", "this")
+    raise NoValue(f"{program_line()}: {name} is a Triton kernel, and these are not modeled on "
+                  "virtual GPUs; choose the program's path in plain PyTorch, or uninstall triton, "
+                  "if the program runs without it")
+
+
 class StandInDistribution(metadata.Distribution):
     """Name and version of a stand-in."""
 
@@ -90,6 +119,7 @@ def install(assumptions: Assumptions, without: Sequence[str] = ()) -> None:
         assumptions: receives a line if a package runs without a stand-in.
         without: names of stand-ins to leave out.
     """
+    sys.meta_path.insert(0, TritonWatcher())
     sys.meta_path.append(StandInFinder(assumptions, without))
 
 

@@ -213,6 +213,22 @@ def test_what_a_stand_in_lacks_is_refused_by_name(program, name):
     assert name in refused(program)
 
 
+def test_triton_kernels_are_refused_by_name(tmp_path):
+    """Triton installs without a GPU, but its kernels need CUDA's driver."""
+    runtime = tmp_path / "triton" / "runtime"
+    runtime.mkdir(parents=True)
+    for folder in (runtime.parent, runtime):
+        (folder / "__init__.py").touch()
+    (runtime / "jit.py").write_text("class JITFunction:\n    __name__ = 'add_kernel'\n\n"
+                                    "    def run(self, *args, grid):\n        raise OSError\n")
+
+    def program():
+        sys.path.insert(0, str(tmp_path))
+        importlib.import_module("triton.runtime.jit").JITFunction().run(1, grid=(2,))
+
+    assert "add_kernel is a Triton kernel, and these are not modeled" in refused(program)
+
+
 def test_programs_run_without_a_stand_in_that_is_unwanted():
     def program():
         with pytest.raises(ModuleNotFoundError):

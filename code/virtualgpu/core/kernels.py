@@ -1,9 +1,10 @@
 """Fused kernels: operations that are one kernel on GPUs but several in torch on meta tensors.
 
 Each saves for the backward pass exactly what the modeled kernel saves. They have shapes and costs
-(rules) but no values, so torch has no kernel for tensors on other devices. They model
-Megatron-LM's fused kernels (scale-mask-softmax in 16 bits, bias-dropout-add, squared ReLU, SwiGLU,
-rotary embeddings), PyTorch's dropout, FlashAttention, and Apex's Adam.
+(rules), and torch has no kernel for tensors on other devices. They model Megatron-LM's fused
+kernels (scale-mask-softmax in 16 bits, bias-dropout-add, squared ReLU, SwiGLU, rotary embeddings),
+PyTorch's dropout, FlashAttention, and Apex's Adam; and those of packages that need CUDA
+(packages/), whose small tensors have values (pytorch/package_values.py).
 """
 
 from __future__ import annotations
@@ -31,6 +32,24 @@ SIGNATURES = (
     "swiglu_backward(Tensor grad, Tensor x) -> Tensor",
     "rotary(Tensor x) -> Tensor",
     "adamw(Tensor(a!) weights, Tensor gradients, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq) -> ()",
+    # Attention over sequences of any length: rows and columns are those of each sequence's score
+    # matrix, and window is how many tokens before and after its own a query sees (-1: all).
+    "packed_attention(Tensor query, Tensor key, Tensor value, int[] rows, int[] columns, "
+    "int[] window, float scale, float softcap, float dropout, str kernel) -> (Tensor, Tensor)",
+    "packed_attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out, "
+    "Tensor logsumexp, int[] rows, int[] columns, int[] window, float scale, float softcap, "
+    "float dropout, str kernel) -> (Tensor, Tensor, Tensor)",
+    # Attention of [batch, heads, tokens, width] that computes a part of all pairs of query and key,
+    # in blocks: torch's flex_attention.
+    "block_attention(Tensor query, Tensor key, Tensor value, int pairs) -> (Tensor, Tensor)",
+    "block_attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out, "
+    "Tensor logsumexp, int pairs) -> (Tensor, Tensor, Tensor)",
+    # Rotary embedding by tables [s, width/2] of the first `width` elements of x [.., s, n, d].
+    "rotate_pairs(Tensor x, Tensor cos, Tensor sin, bool interleaved, bool inverse) -> Tensor",
+    "rotate_pairs_(Tensor(a!) x, Tensor cos, Tensor sin, bool interleaved, bool inverse) "
+    "-> Tensor(a!)",
+    "cast_transpose(Tensor x, Tensor scale, Tensor(a!) amax, ScalarType dtype) "
+    "-> (Tensor, Tensor)",
 )
 library = torch.library.Library("virtualgpu", "DEF")
 run = torch.ops.virtualgpu
@@ -42,7 +61,11 @@ def _meta(name: str, *args: torch.Tensor) -> object:
     changed = changed_argument(func, args, {})
     if changed is not None:
         return changed_tensor(args, {}, changed)
-    return make_tensors(new_tensors(func, args, {}))
+    specs = new_tensors(func, args, {})
+    if specs is None:
+        shapes = ", ".join(str(list(one.shape)) for one in args if isinstance(one, torch.Tensor))
+        raise RuntimeError(f"virtualgpu.{name}: operands or lengths do not fit together: {shapes}")
+    return make_tensors(specs)
 
 
 for signature in SIGNATURES:

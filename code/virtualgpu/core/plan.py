@@ -163,7 +163,7 @@ def signature(argument: object) -> object:
 def changed_argument(func: torch._ops.OpOverload, args: Sequence, kwargs: dict) -> int | str | None:
     """Return the position or name of the argument that an operation writes and returns.
 
-    Returns -1 if it writes one and returns nothing, and None if its result is a new tensor.
+    Returns -1 if it returns nothing, and None if its result is a new tensor.
     """
     returns = func._schema.returns
     if returns and returns[0].alias_info is None:
@@ -173,6 +173,8 @@ def changed_argument(func: torch._ops.OpOverload, args: Sequence, kwargs: dict) 
             if not returns:
                 return -1
             return position if position < len(args) else argument.name
+    if not returns:  # an assertion
+        return -1
     raise NotImplementedError(f"{func} returns neither a new tensor nor one that it writes")
 
 

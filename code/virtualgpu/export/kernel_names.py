@@ -297,6 +297,18 @@ PATTERNS = {
         Pattern(
             "void flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<{t}> >", 1,
              0.125)],
+    "virtualgpu.packed_attention": [
+        Pattern("void flash_fwd_kernel<Flash_fwd_kernel_traits<{t}> >", 1, 0.125)],
+    "virtualgpu.packed_attention_backward": [
+        Pattern(
+            "void flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<{t}> >", 1,
+            0.125)],
+    "virtualgpu.block_attention": [Pattern("triton_tem_fused_flex_attention<{t}>", 1, 0.125)],
+    "virtualgpu.block_attention_backward": [
+        Pattern("triton_tem_fused_flex_attention_backward<{t}>", 1, 0.125)],
+    "virtualgpu.rotate_pairs": [Pattern("rotary_kernel<{t}>")],
+    "virtualgpu.rotate_pairs_": [Pattern("rotary_kernel<{t}>")],
+    "virtualgpu.cast_transpose": [Pattern("void cast_transpose_kernel<{t}>")],
     "virtualgpu.adamw": [Pattern("void multi_tensor_apply_kernel<TensorListMetadata<4>, "
                                   "multi_tensor_adam<{t}> >")],
 }

@@ -21,7 +21,8 @@ ATTENTION_BACKWARD = {
     "aten._scaled_dot_product_flash_attention_backward",
     "aten._scaled_dot_product_efficient_attention_backward",
     "aten._scaled_dot_product_cudnn_attention_backward",
-    "virtualgpu.flash_attention_backward"}
+    "virtualgpu.flash_attention_backward", "virtualgpu.packed_attention_backward",
+    "virtualgpu.block_attention_backward"}
 BACKWARD_GEMMS = 5
 
 

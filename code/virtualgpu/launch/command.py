@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from virtualgpu.core.errors import VirtualGpuError
 from virtualgpu.core.stacks import DEFAULT, STACKS
 from virtualgpu.launch import cluster as clusters
 from virtualgpu.launch import host, launchers
+from virtualgpu.packages.finder import PACKAGES
 
 TERMINATED, USAGE = 143, 2
 AUTO = "auto"  # value of --present
@@ -51,6 +52,9 @@ def parser() -> argparse.ArgumentParser:
                         "execution trace, and memory timeline")
     result.add_argument("--steps", type=int, metavar="N", help="end the program after its N-th "
                         "step, which is a step of its first optimizer, or one that mark_step ends")
+    result.add_argument("--without", action="append", default=[], metavar="PACKAGE",
+                        help="do not model this package for programs that import it: "
+                        f"{', '.join(PACKAGES)}")
     result.add_argument("-m", dest="is_module", action="store_true", help="run a module, as "
                         "python -m does, instead of a file")
     result.add_argument("script", help="the program")
@@ -106,10 +110,15 @@ def start(options: argparse.Namespace) -> int:
 
 
 def _is_module(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):  # of a parent package
-        return False
+    """Return whether a module exists, without importing its package: that is for the program."""
+    whole, path = "", None
+    for part in name.split("."):
+        whole = f"{whole}.{part}" if whole else part
+        spec = PathFinder.find_spec(whole, path)
+        if spec is None:
+            return False
+        path = spec.submodule_search_locations or []
+    return True
 
 
 def present_ranks(options: argparse.Namespace, world: int) -> list[int] | None:
@@ -139,7 +148,8 @@ def run(options: argparse.Namespace, cluster: clusters.Cluster, present: list[in
     program = process.script(options.script, options.arguments, options.is_module)
     with nvidia_smi.folder_for(cluster) as folder:
         settings = Settings(parse_size(options.values), answers, trace=options.trace,
-                            fuse=options.fuse_pointwise, steps=options.steps, smi=folder)
+                            fuse=options.fuse_pointwise, steps=options.steps, smi=folder,
+                            without=tuple(options.without))
         if options.present == AUTO and cluster.world > 1:
             results = stages.run(cluster, settings, program)
         elif own is None and (cluster.world if present is None else len(present)) > 1:

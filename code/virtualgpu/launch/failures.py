@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from virtualgpu.core.errors import VirtualGpuError
+from virtualgpu.packages.finder import missing_part
 
 LAUNCHER_CODE = (str(Path(__file__).parent), "<frozen runpy>")
 PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
@@ -32,6 +33,9 @@ def explain(error: BaseException) -> str:
     own_error = cause(error)
     if own_error is not None:
         return str(own_error)
+    refusal = missing_part(error) if isinstance(error, ImportError) else None
+    if refusal is not None:
+        return f"{program_line_of(error)}: {refusal}"
     trimmed = error.with_traceback(program_traceback(error))
     formatted = traceback.TracebackException.from_exception(trimmed)
     for item in chain(formatted):
@@ -43,6 +47,12 @@ def explain(error: BaseException) -> str:
         text += (f"\nthe program imports {error.name!r}, which is not installed in this "
                  f"Python environment ({sys.executable})")
     return text
+
+
+def program_line_of(error: BaseException) -> str:
+    """Return the file and line that raised an error."""
+    *_, last = traceback.extract_tb(error.__traceback__) or [traceback.FrameSummary("?", 0, "")]
+    return f"{last.filename}, line {last.lineno} ({last.line})"
 
 
 def explain_elsewhere(rank: int) -> None:

@@ -23,6 +23,7 @@ from virtualgpu.launch.cluster import Cluster
 from virtualgpu.launch.result import Rank, measure
 from virtualgpu.launch.settings import Settings
 from virtualgpu.net import backend
+from virtualgpu.packages import finder
 from virtualgpu.pytorch import facade, fsdp1, process_groups
 from virtualgpu.pytorch.assumptions import Decisions
 from virtualgpu.pytorch.mode import CudaGpu
@@ -60,6 +61,7 @@ def become(cluster: Cluster, rank: int, settings: Settings, present: Sequence[in
         gpu.current = None  # the program has to choose
     gpu.fuses = settings.fuses
     facade.install(gpu)
+    finder.install(gpu.assumptions, settings.without)
     process_groups.install(gpu, cluster.topology(), present, store)
     if cluster.world > 1:
         fsdp1.install()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from virtualgpu.core.errors import VirtualGpuError
+from virtualgpu.packages import finder
 from virtualgpu.pytorch.assumptions import AssumedValue
 from virtualgpu.pytorch.values import LIMIT
 
@@ -29,9 +30,10 @@ class Settings:
         smi: the folder that `nvidia-smi` reads; None without that command.
         steps: the program ends after this number of steps; None: it runs to its own end.
         typical: what a few numbers of large tensors are assumed to be; None: they are unknown.
+        without: stand-ins for packages that the program must not find.
 
     Raises:
-        VirtualGpuError: two settings exclude each other.
+        VirtualGpuError: two settings exclude each other, or there is no such stand-in.
     """
 
     values: int = LIMIT
@@ -41,9 +43,11 @@ class Settings:
     fuse: bool | None = None
     typical: float | None = None
     steps: int | None = None
+    without: tuple[str, ...] = ()
     smi: Path | None = None
 
     def __post_init__(self) -> None:
+        finder.check(self.without)
         if self.record and self.fuse:
             raise VirtualGpuError("a run with fused kernels (fuse) cannot be recorded (record): "
                                   "records hold the operations of eager mode; drop one of them")

@@ -42,6 +42,9 @@ def check(gpu: CudaGpu, state: object) -> None:
 
 
 def unknown(gpu: CudaGpu, tensor: torch.Tensor) -> bool:
+    shards = getattr(tensor, "local_shards", None)  # of a ShardedTensor
+    if shards is not None:
+        return any(unknown(gpu, shard.tensor) for shard in shards())
     local = None if type(tensor) in PLAIN_TYPES else inner(tensor)
     tensor = tensor if local is None else local
     return space_of(gpu, tensor) is not None and not gpu.values.known(tensor)

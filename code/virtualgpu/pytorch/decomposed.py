@@ -1,4 +1,6 @@
-"""Operations that CUDA runs as several kernels, with temporary memory between them.
+"""Operations that CUDA runs in another way than torch does on meta tensors.
+
+Some are several kernels, with temporary memory between them.
 
 They were observed in traces of an H100 (tests/virtualgpu/twins/h100.json) and in ATen's sources:
 masked_fill clones first (ATen/native/TensorAdvancedIndexing.cpp), and the gradient of a
@@ -24,7 +26,8 @@ def install(gpu: CudaGpu) -> None:
     """Run these operations as CUDA does."""
     gpu.replacements |= {operation: partial(function, gpu) for operation, function in (
         (aten.masked_fill.Scalar, masked_fill), (aten.masked_fill.Tensor, masked_fill),
-        (SOFTMAX_BACKWARD, softmax_backward), (CUDNN_BACKWARD, cudnn_backward))}
+        (SOFTMAX_BACKWARD, softmax_backward), (CUDNN_BACKWARD, cudnn_backward),
+        (aten._assert_async.default, assert_async), (aten._assert_async.msg, assert_async))}
 
 
 def _run(gpu: CudaGpu, func: torch._ops.OpOverload, *args: object, **kwargs: object) -> Tensor:
@@ -45,6 +48,20 @@ def softmax_backward(gpu: CudaGpu, *args: object, **kwargs: object) -> Tensor:
     out = gpu.run_on_gpu(SOFTMAX_BACKWARD, args, kwargs, {Space.GPU})
     del product
     return out
+
+
+def assert_async(gpu: CudaGpu, condition: Tensor, message: str = "") -> None:
+    """Launch the kernel that stops the program if a condition is false; unknown ones are true.
+
+    Raises:
+        AcceleratorError: the condition is known to be false, as CUDA reports it.
+    """
+    gpu.run_on_gpu(aten._assert_async.default, (condition,), {}, {Space.GPU})
+    if not gpu.values.known(condition):
+        gpu.assumptions.note_here("what torch._assert_async checks on the GPU holds")
+    elif not gpu.values.value(condition).item():
+        raise torch.AcceleratorError(
+            f"CUDA error: device-side assert triggered{': ' * bool(message)}{message}")
 
 
 def cudnn_backward(gpu: CudaGpu, grad: Tensor, query: Tensor, key: Tensor, value: Tensor,

@@ -14,6 +14,7 @@ from virtualgpu.pytorch import (
     decomposed,
     factories,
     files,
+    flexible,
     pinned,
     private_names,
     shape_tracing,
@@ -38,7 +39,7 @@ def install(gpu: CudaGpu) -> None:
     before = dict(vars(torch.cuda))
     unknown.Unknown.assumptions = gpu.assumptions
     for part in (streams, cuda, cuda_builds, autocast, decomposed, factories, tensors, pinned,
-                 files, checkpoints, compiled, timers, consumers):
+                 files, checkpoints, compiled, timers, consumers, flexible):
         part.install(gpu)
     cuda_builds.propagate(before)
     shape_tracing.install()

@@ -182,6 +182,9 @@ class CudaGpu(CudaDevice):
     def _by_value(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict):
         """Run an operation whose result, or its shape, depends on values."""
         if not self.values.all_known(tensors((*args, *kwargs.values()))):
+            positions = self._positions(func, args)
+            if positions is not None:
+                return self.run_on_gpu(aten.index.Tensor, (args[0], positions), {}, {Space.GPU})
             what = f"{program_line()} needs a tensor's values, but "
             if not self.assumptions.command_line:
                 raise NoValue(what + WITHOUT_READING)
@@ -196,6 +199,30 @@ class CudaGpu(CudaDevice):
         if not isinstance(out, (torch.Tensor, tuple, list)):
             return out
         return tuple(map(self.upload, out)) if isinstance(out, (tuple, list)) else self.upload(out)
+
+    def _positions(self, func: torch._ops.OpOverload, args: Sequence
+                   ) -> list[torch.Tensor | None] | None:
+        """Return a known mask's positions, for `x[mask]` with unknown x; None for anything else.
+
+        As on CUDA, the host waits for the number of positions.
+        """
+        if func is aten.masked_select.default and args[0].shape == args[1].shape:
+            masks: Sequence = [args[1]]
+        elif func is aten.index.Tensor:
+            masks = args[1]
+        else:
+            return None
+        if not self.values.all_known(tensors(masks)):
+            return None
+        self.wait_for_stream()
+        found: list[torch.Tensor | None] = []
+        for mask in masks:
+            if mask is None or mask.dtype not in (torch.bool, torch.uint8):
+                found.append(mask)
+                continue
+            value = self.values.value(mask) if mask.is_meta else mask
+            found += map(self.upload, value.nonzero().unbind(1))
+        return found
 
     def upload(self, value: torch.Tensor) -> torch.Tensor:
         """Return a copy of a tensor on the GPU, with its values."""

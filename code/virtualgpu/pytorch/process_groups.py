@@ -44,6 +44,7 @@ def install(gpu: CudaGpu, topology: Topology, present: Sequence[int] | None = No
     distributed_c10d._new_process_group_helper = named(
         distributed_c10d._new_process_group_helper, ON_CUDA if present is None else ON_CUDA | GLOO)
     everywhere("split_group", split_group)
+    everywhere("_set_pg_timeout", lambda timeout, group=None: None)  # modeled ranks never hang
     for module in (torch.cuda, torch.accelerator):
         module.synchronize = settled(module.synchronize)
     if present is not None:

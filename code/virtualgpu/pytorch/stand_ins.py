@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from virtualgpu.pytorch.package_values import PACKAGE_VALUES
+
 aten = torch.ops.aten
 
 
@@ -68,6 +70,15 @@ def _rms_norm_backward(grad, x, shape, rstd, weight, mask):
             for_weight.to(weight.dtype) if mask[1] else None)
 
 
+def _layer_norm_backward(grad, x, shape, mean, rstd, weight, bias, mask):
+    """Compute in the statistics' dtype, fp32 for 16-bit inputs, which the CPU's kernel refuses."""
+    found = aten.native_layer_norm_backward(
+        *(one.to(rstd.dtype) for one in (grad, x)), shape, mean, rstd,
+        *(None if one is None else one.to(rstd.dtype) for one in (weight, bias)), mask)
+    return tuple(None if one is None else one.to(x.dtype if like is None else like.dtype)
+                 for one, like in zip(found, (x, weight, bias), strict=True))
+
+
 # CUDA's kernels and their substitutes. Results that only the backward pass reads are zeros.
 STAND_INS = {
     aten._scaled_dot_product_flash_attention.default: _flash,
@@ -77,4 +88,6 @@ STAND_INS = {
     aten._scaled_dot_product_cudnn_attention.default: _cudnn,
     aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_backward,
     aten._fused_rms_norm_backward.default: _rms_norm_backward,
+    aten.native_layer_norm_backward.default: _layer_norm_backward,
+    **PACKAGE_VALUES,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -9,12 +10,14 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 from torch._C import TensorBase
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from virtualgpu.pytorch import host_memory, reading
 from virtualgpu.pytorch.device import device_of, space_of
 from virtualgpu.pytorch.mode import CudaGpu
 from virtualgpu.pytorch.reading import wrapped
 from virtualgpu.pytorch.visible import (
+    PLAIN_TYPES,
     Attribute,
     Space,
     asked_for_meta,
@@ -52,8 +55,21 @@ def _swapping(apply: Callable) -> Callable:
         future.set_swap_module_params_on_conversion(True)
         try:
             return apply(self, *args, **kwargs)
+        except RuntimeError as error:
+            if "Couldn't swap" not in str(error):
+                raise
         finally:
             future.set_swap_module_params_on_conversion(before)
+        return with_new_parameters(self, *args, **kwargs)
+
+    def with_new_parameters(self: torch.nn.Module, *args, **kwargs):
+        """Move parameters that something else refers to, as after DistributedDataParallel."""
+        before = future.get_overwrite_module_params_on_conversion()
+        future.set_overwrite_module_params_on_conversion(True)
+        try:
+            return apply(self, *args, **kwargs)
+        finally:
+            future.set_overwrite_module_params_on_conversion(before)
     return call
 
 
@@ -64,11 +80,12 @@ def _properties(gpu: CudaGpu) -> None:
     def device(self: Tensor) -> torch.device:
         return real_device(self) if hidden.depth else device_of(gpu, self)
 
-    Tensor.device = Attribute(device)
-    Tensor.is_cuda = Attribute(lambda self: real_is_cuda(self) or seen(self) is Space.GPU)
-    Tensor.is_cpu = Attribute(lambda self: real_is_cpu(self) or seen(self) is Space.HOST)
-    Tensor.is_meta = Attribute(
-        lambda self: real_is_meta(self) and seen(self) in (None, Space.OWN))
+    for name, get in (
+            ("device", device),
+            ("is_cuda", lambda self: real_is_cuda(self) or seen(self) is Space.GPU),
+            ("is_cpu", lambda self: real_is_cpu(self) or seen(self) is Space.HOST),
+            ("is_meta", lambda self: real_is_meta(self) and seen(self) in (None, Space.OWN))):
+        setattr(Tensor, name, Attribute(overridable(name, get)))
     Tensor.get_device = lambda self: gpu.index if self.is_cuda else -1
     Tensor.record_stream = lambda self, stream: None
     Tensor.data_ptr = wrapped(Tensor.data_ptr, lambda self: address(self) if (
@@ -86,6 +103,25 @@ def _properties(gpu: CudaGpu) -> None:
         return type_of(self, dtype, **options)
 
     Tensor.type = kind
+
+
+def overridable(name: str, get: Callable) -> Callable:
+    """Return a getter that asks a class's __torch_function__ first, as for ShardedTensor.
+
+    Args:
+        name: the attribute of torch.Tensor.
+        get: its getter.
+    """
+    original = getattr(TensorBase, name).__get__
+
+    def read(self: Tensor):
+        if type(self) in PLAIN_TYPES or not has_torch_function_unary(self):
+            return get(self)
+        module = sys.modules.get("torch.distributed._shard.sharded_tensor.api")
+        known = getattr(module, "_SHARDED_OPS", ())  # filled before or after the replacement
+        replaced = vars(Tensor)[name].__get__
+        return handle_torch_function(original if original in known else replaced, (self,), self)
+    return read
 
 
 def address(tensor: Tensor) -> int:

@@ -76,3 +76,18 @@ def test_a_point_to_point_send_has_its_share_of_nvlink_and_none_of_the_network()
     assert slow.p2p_path(0, 1).bandwidth == fast.p2p_path(0, 1).bandwidth / 2
     assert slow.path((0, 1)).bandwidth == fast.path((0, 1)).bandwidth
     assert slow.p2p_path(1, 2) == fast.p2p_path(1, 2) == fast.path((1, 2))
+
+
+@pytest.mark.parametrize(("left", "right", "result", "inner"), [
+    ((64, 32), (4, 32, 48), (64, 48), 32),  # experts: their tokens are rows of the first matrix
+    ((32, 64), (64, 48), (4, 32, 48), 16),  # and the inner dimension of the weights' gradients
+    ((4, 16, 32), (4, 32, 48), (4, 16, 48), 32)])
+def test_a_grouped_gemm_is_one_gemm_per_group(left, right, result, inner):
+    a, b = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in (left, right))
+    starts = torch.empty(4, dtype=torch.int32, device="meta") if len(left) == 2 else None
+    with VirtualGpu(A100) as gpu:
+        out = torch._grouped_mm(a, b.transpose(-2, -1).contiguous().transpose(-2, -1), starts)
+    gemm, = (plan.work.gemm for plan in gpu._plans.values() if plan.work and plan.work.gemm)
+    assert out.shape == result and not gpu.unknown
+    assert (gemm.batch, gemm.k) == (4, inner)
+    assert gemm.flops == 2 * 64 * 32 * 48

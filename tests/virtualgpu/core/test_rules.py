@@ -190,6 +190,9 @@ COUNTS = {
     "aten.native_dropout": (lambda: aten.native_dropout(x(), 0.1, True), 240 + 240 + 60),
     "aten.native_dropout_backward": (
         lambda: aten.native_dropout_backward(x(), meta(6, 10, dtype=BOOL), 1.1), 240 + 60 + 240),
+    "aten.polar": (lambda: torch.polar(x(), x()), 240 + 240 + 480),
+    "aten.complex": (lambda: torch.complex(x(), x()), 240 + 240 + 480),
+    "aten._assert_async": (lambda: aten._assert_async(meta(1)), 4),
     "aten._safe_softmax": (lambda: aten._safe_softmax(x(), -1), 480),
     "aten.logsumexp": (lambda: aten.logsumexp(x(), [1]), 240 + 24),
     "aten.tril": (lambda: x().tril(), 480), "aten.tril_": (lambda: x().tril_(), 480),
@@ -321,8 +324,8 @@ TRAINER = {f"aten.{name}" for name in (
 def test_every_rule_is_counted():
     """Here, in the tests above, in test_loss_rules.py, or in test_multi_tensor_rules.py."""
     others = {name for name in COSTS if name.startswith("virtualgpu.") or any(
-        part in name for part in ("attention", "convolution", "_scaled_mm", "_foreach", "_fused_ad",
-                                  "_fused_sgd", "_loss", "cross_entropy"))}
+        part in name for part in ("attention", "convolution", "_scaled_mm", "_grouped", "_foreach",
+                                  "_fused_ad", "_fused_sgd", "_loss", "cross_entropy"))}
     assert {*COUNTS, *WRITTEN} == {*COSTS} - others - TRAINER
     assert not {*COUNTS, *WRITTEN} & TRAINER
 

@@ -214,13 +214,6 @@ def graphs():
         torch.ones(3, device="cuda")
 
 
-def flex():
-    from torch.nn.attention.flex_attention import flex_attention
-
-    q = torch.randn(1, 2, 128, 64, device="cuda")
-    flex_attention(q, q, q)
-
-
 def triton():
     import triton
 

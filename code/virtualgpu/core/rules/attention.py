@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from virtualgpu.core.card import CUDNN, FLASH, Card
-from virtualgpu.core.operand import Operand
+from virtualgpu.core.operand import Operand, moved
 from virtualgpu.core.rules.returns import (
     FLOAT,
     LONG,
@@ -133,6 +133,81 @@ def attention_work(arguments: Sequence, results: Sequence[Operand], gemms: int
                           attention=AttentionKernel(STACK, gemms > 2, width, s, True))
 
 
+def clamped_sum(first: int, count: int, largest: int) -> int:
+    """Return the sum of `first`, `first + 1`, .. (`count` numbers), each clamped to 0..largest."""
+    below = min(max(-first, 0), count)
+    above = min(max(first + count - 1 - largest, 0), count - below)
+    between = count - below - above
+    return between * (2 * (first + below) + between - 1) // 2 + above * largest
+
+
+def visible_pairs(rows: int, columns: int, window: Sequence[int]) -> int:
+    """Return the number of pairs of query and key that a mask leaves, as FLOPs are counted: the
+    diagonal of a causal mask counts half.
+
+    The last query is aligned with the last key, as in FlashAttention since 2.1.
+
+    Args:
+        rows: number of queries.
+        columns: number of keys.
+        window: how many keys before and after its own position a query sees; -1: all of them.
+    """
+    left, right = window
+    first = columns - rows  # position of the first query
+    ends = clamped_sum(first + right + 1, rows, columns) if right >= 0 else rows * columns
+    starts = clamped_sum(first - left, rows, columns) if left >= 0 else 0
+    return ends - starts - (min(rows, columns) // 2 if right == 0 else 0)
+
+
+def packed(gemms: int) -> CostRule:
+    """Cost of attention over sequences of given lengths (packed_attention in core/kernels.py).
+
+    Args:
+        gemms: matrix multiplications in the kernel: 2 forward, 5 backward.
+    """
+    first = 0 if gemms == 2 else 1
+
+    def rule(arguments: Sequence, results: Sequence[Operand]) -> KernelWork:
+        query, key, value = arguments[first:first + 3]
+        rows, columns, window, *_, kernel = arguments[3 + 3 * first:]
+        heads, width = query.shape[-2:]
+        pairs = [visible_pairs(*one, window) for one in zip(rows, columns, strict=True)]
+        longest = sum(pair * column for pair, column in zip(pairs, columns, strict=True))
+        seen = longest // max(sum(pairs), 1)
+        causal, windowed = window[1] == 0, window[0] >= 0
+        if windowed:
+            seen = min(seen, sum(side for side in window if side > 0) + 1)
+        # A key cache may be longer than what is read of it.
+        read = sum(columns) * key.shape[-2] * (width + value.shape[-1]) * key.element_size()
+        others = [*arguments[:first], query, *arguments[first + 3:first + 3 + 2 * first]]
+        size = read * (1 if first == 0 else 2) + sum(map(moved, others)) + (
+            sum(map(moved, results)) if first == 0 else moved(results[0]))
+        return KernelWork(size, flops=2 * gemms * sum(pairs) * heads * width,
+                          dtype=DTYPES.get(query.dtype, "fp32"),
+                          attention=AttentionKernel(kernel, gemms > 2, width, seen, causal))
+    return rule
+
+
+def blocks(gemms: int) -> CostRule:
+    """Cost of attention that computes blocks of the scores (block_attention in core/kernels.py).
+
+    Assumed: the rate of FlashAttention-2 without a mask.
+
+    Args:
+        gemms: matrix multiplications in the kernel: 2 forward, 5 backward.
+    """
+    first = 0 if gemms == 2 else 1
+
+    def rule(arguments: Sequence, results: Sequence[Operand]) -> KernelWork:
+        query, key = arguments[first:first + 2]
+        batch, heads, _, width = query.shape
+        return read_and_write(arguments, results)._replace(
+            flops=2 * gemms * batch * heads * arguments[-1] * width,
+            dtype=DTYPES.get(query.dtype, "fp32"),
+            attention=AttentionKernel(FLASH, gemms > 2, width, key.shape[2], False))
+    return rule
+
+
 SDPA = "_scaled_dot_product_"
 COSTS: dict[str, CostRule] = {
     f"aten.{SDPA}flash_attention": attention(FLASH, 2, 4),
@@ -143,6 +218,10 @@ COSTS: dict[str, CostRule] = {
     f"aten.{SDPA}cudnn_attention_backward": attention(CUDNN, 5, 14),
     "virtualgpu.flash_attention": lambda a, r: attention_work(a, r, 2),
     "virtualgpu.flash_attention_backward": lambda a, r: attention_work(a, r, 5),
+    "virtualgpu.block_attention": blocks(2),
+    "virtualgpu.block_attention_backward": blocks(5),
+    "virtualgpu.packed_attention": packed(2),
+    "virtualgpu.packed_attention_backward": packed(5),
 }
 
 
@@ -212,4 +291,58 @@ def _fused_attention(a: Arguments) -> list[Result]:
 def _fused_attention_backward(a: Arguments) -> list[Result]:
     _fused_heads_match(a.query, a.key, a.value)
     matching(a.grad.numel() == a.query.numel(), grad=a.grad, query=a.query)
+    return [like(a.query), like(a.key), like(a.value)]
+
+
+def _packed_fits(a: Arguments) -> None:
+    """Check [tokens, heads, width] or [batch, tokens, heads, width], and the sequences' lengths."""
+    query, key, value = a.query, a.key, a.value
+    matching(query.dim() in (3, 4) and key.dim() == value.dim() == query.dim()
+             and key.shape[:-1] == value.shape[:-1] and query.shape[-1] == key.shape[-1]
+             and key.shape[-2] > 0 and query.shape[-2] % key.shape[-2] == 0,
+             query=query, key=key, value=value)
+    same_dtype(query, key, value)
+    if a.kernel not in (FLASH, CUDNN, EFFICIENT):
+        raise ValueError(f"kernel {a.kernel!r}: no such kernel")
+    lengths = len(a.rows) == len(a.columns) and min([0, *a.rows, *a.columns]) == 0
+    if not lengths or len(a.window) != 2 or min(a.window) < -1:
+        raise ValueError("packed attention: the lengths or the window are invalid")
+    for name, sizes, tensor in (("rows", a.rows, query), ("columns", a.columns, key)):
+        if (sum(sizes) > tensor.shape[0] if tensor.dim() == 3 else
+                len(sizes) != query.shape[0] or max([0, *sizes]) > tensor.shape[1]):
+            raise ValueError(f"packed attention: {name} do not fit {list(tensor.shape)}")
+
+
+@returns("virtualgpu.packed_attention")
+def _packed_attention(a: Arguments) -> list[Result]:
+    _packed_fits(a)
+    *batch, tokens, heads, _ = a.query.shape
+    return [((*a.query.shape[:-1], a.value.shape[-1]), a.query.dtype),
+            ((*batch, heads, tokens), FLOAT)]
+
+
+@returns("virtualgpu.packed_attention_backward")
+def _packed_attention_backward(a: Arguments) -> list[Result]:
+    _packed_fits(a)
+    matching(a.grad.shape == (*a.query.shape[:-1], a.value.shape[-1]), grad=a.grad, query=a.query)
+    return [like(a.query), like(a.key), like(a.value)]
+
+
+def _blocks_fit(a: Arguments) -> None:
+    _heads_match(a.query, a.key, a.value)
+    if not 0 <= a.pairs <= a.query.shape[2] * a.key.shape[2]:
+        raise ValueError(f"block attention of {a.pairs} pairs: expected at most "
+                         f"{a.query.shape[2]} x {a.key.shape[2]}")
+
+
+@returns("virtualgpu.block_attention")
+def _block_attention(a: Arguments) -> list[Result]:
+    _blocks_fit(a)
+    return [((*a.query.shape[:3], a.value.shape[3]), a.query.dtype), (a.query.shape[:3], FLOAT)]
+
+
+@returns("virtualgpu.block_attention_backward")
+def _block_attention_backward(a: Arguments) -> list[Result]:
+    _blocks_fit(a)
+    matching(a.grad.shape == (*a.query.shape[:3], a.value.shape[3]), grad=a.grad, query=a.query)
     return [like(a.query), like(a.key), like(a.value)]

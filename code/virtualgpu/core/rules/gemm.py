@@ -179,6 +179,29 @@ def scaled_gemm(arguments: Sequence, results: Sequence[Operand]) -> KernelWork:
         dtype, 1, m, n, packed * k))
 
 
+def grouped_gemm(arguments: Sequence, results: Sequence[Operand]) -> KernelWork:
+    """_grouped_mm(a, b, offsets, ..): one GEMM per group, in one kernel.
+
+    The offsets divide the rows of a [m, k] among the matrices of b [groups, k, n], or the columns
+    of b, or the inner dimension of two matrices. Assumed: all groups are equally large.
+    """
+    a, b = arguments[:2]
+    rows, columns = results[0].shape[-2:]
+    inner = a.shape[-1]
+    if a.dim() == 3:
+        groups = a.shape[0]
+        columns = columns if b.dim() == 3 else columns // groups
+    elif b.dim() == 3:
+        groups = b.shape[0]
+        rows = -(-rows // groups)
+    else:
+        groups = results[0].shape[0]
+        inner = -(-inner // groups)
+    shape = GemmShape(DTYPES.get(a.dtype, "fp32"), groups, rows, columns, inner,
+                      alignment(*map(row_bytes, (a, b, results[0]))))
+    return KernelWork(moved(a) + moved(b) + moved(results[0]), gemm=shape)
+
+
 def convolution(arguments: Sequence, results: Sequence[Operand]) -> KernelWork:
     """convolution(input, weight, bias, stride, padding, dilation, transposed, .., groups): an
     implicit matrix multiplication (Chetlur et al. 2014, cuDNN, arXiv:1410.0759). A second kernel
@@ -263,6 +286,7 @@ COSTS: dict[str, CostRule] = {
     "aten.addmm": lambda a, r: gemm(a[1], a[2], r, a[0]),
     "aten.addmm_": lambda a, r: gemm(a[1], a[2], r, a[0]),
     "aten.baddbmm": lambda a, r: gemm(a[1], a[2], r, a[0]),
+    "aten._grouped_mm": grouped_gemm,
     "aten._scaled_mm": scaled_gemm,
     "aten.convolution": convolution,
     "aten.convolution_backward": convolution_backward,
@@ -338,6 +362,23 @@ def _scaled_mm(a: Arguments) -> list[Result]:
     if a.self.dtype.itemsize > 1 or a.mat2.dtype.itemsize > 1:
         raise ValueError("_scaled_mm multiplies matrices of 8 or 4 bits")
     return [((a.self.shape[0], a.mat2.shape[1]), a.out_dtype or a.self.dtype)]
+
+
+@returns("_grouped_mm")
+def _grouped_mm(a: Arguments) -> list[Result]:
+    left, right = a.self, a.mat2
+    require(2 <= left.dim() <= 3 and 2 <= right.dim() <= 3
+            and left.shape[-1] == right.shape[-2], "grouped matrices", a=left, b=right)
+    require(left.dim() == 2 or right.dim() == 2 or left.shape[0] == right.shape[0],
+            "expected equally many groups", a=left, b=right)
+    same_dtype(left, right)
+    groups: tuple[int, ...] = ()
+    if left.dim() == right.dim() == 3:
+        groups = left.shape[:1]
+    elif left.dim() == right.dim():
+        require(a.offs is not None, "expected offsets", a=left, b=right)
+        groups = a.offs.shape
+    return [((*groups, left.shape[-2], right.shape[-1]), a.out_dtype or left.dtype)]
 
 
 @returns("_int_mm")

@@ -3,11 +3,12 @@ memory traffic. Among them are Megatron-LM's fused kernels (core/kernels.py)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import torch
 
-from virtualgpu.core.operand import Operand
+from virtualgpu.core.operand import Operand, moved
 from virtualgpu.core.rules.returns import (
     COMPLEX,
     NUMBERS,
@@ -18,17 +19,31 @@ from virtualgpu.core.rules.returns import (
     like,
     promoted,
     real,
+    require,
     returns,
 )
-from virtualgpu.core.rules.work import CostRule, read_and_write
+from virtualgpu.core.rules.work import CostRule, KernelWork, read_and_write
 
 # ---- costs: operations that torch tags as pointwise need no entry (rules/__init__.py)
 
 COSTS: dict[str, CostRule] = dict.fromkeys((
-    "aten.where", "aten.masked_fill", "aten.masked_fill_", "aten.native_dropout",
+    "aten.where", "aten.masked_fill", "aten.masked_fill_", "aten.native_dropout", "aten.polar",
+    "aten.complex", "aten._assert_async",
     "aten.native_dropout_backward", "virtualgpu.dropout", "virtualgpu.dropout_backward",
     "virtualgpu.dropout_add", "virtualgpu.squared_relu", "virtualgpu.squared_relu_backward",
-    "virtualgpu.swiglu", "virtualgpu.swiglu_backward", "virtualgpu.rotary"), read_and_write)
+    "virtualgpu.swiglu", "virtualgpu.swiglu_backward", "virtualgpu.rotary",
+    "virtualgpu.rotate_pairs", "virtualgpu.cast_transpose"), read_and_write)
+
+
+def rotate_in_place(arguments: Sequence, results: Sequence[Operand]) -> KernelWork:
+    """Cost of rotate_pairs_(x, cos, sin, ..): reads and writes what it rotates."""
+    x, cos, sin = arguments[:3]
+    width = 2 * cos.shape[-1]
+    rotated = x.numel() // max(x.shape[-1], 1) * width * x.element_size()
+    return KernelWork(2 * rotated + moved(cos) + moved(sin))
+
+
+COSTS["virtualgpu.rotate_pairs_"] = rotate_in_place
 
 
 # ---- results
@@ -151,3 +166,16 @@ def _fused(a: Arguments) -> list[Result]:
 @returns("virtualgpu.swiglu")
 def _swiglu(a: Arguments) -> list[Result]:
     return [((*a.x.shape[:-1], a.x.shape[-1] // 2), a.x.dtype)]
+
+
+@returns("virtualgpu.rotate_pairs")
+def _rotate_pairs(a: Arguments) -> list[Result]:
+    require(a.x.dim() >= 3 and a.cos.shape == a.sin.shape
+            and 2 * a.cos.shape[-1] <= a.x.shape[-1], "rotary embedding", x=a.x, cos=a.cos)
+    return [like(a.x)]
+
+
+@returns("virtualgpu.cast_transpose")
+def _cast_transpose(a: Arguments) -> list[Result]:
+    require(a.x.dim() == 2, "expected a matrix", x=a.x)
+    return [like(a.x, a.dtype), (a.x.shape[::-1], a.dtype)]

@@ -191,19 +191,22 @@ class Layout(Enum):
 # up to 10 ms per call. They remain for all operations that are not in this table.
 LAYOUTS: dict[str, Layout] = {
     **dict.fromkeys((
-        "aten.mm", "aten.addmm", "aten.bmm", "aten.embedding", "aten.gather",
+        "aten.mm", "aten.addmm", "aten.bmm", "aten._grouped_mm", "aten.embedding", "aten.gather",
         "aten.nll_loss_forward", "aten.nll_loss_backward", "aten.sum", "aten.amax",
         "aten.linalg_vector_norm", "aten.any", "aten.native_layer_norm",
         "aten.native_layer_norm_backward", "aten._fused_rms_norm", "aten.cat", "aten.stack",
         "aten.empty", "aten.zeros", "aten.ones", "aten.full", "aten.new_empty", "aten.new_zeros",
-        "aten.arange", "virtualgpu.rotary", "virtualgpu.swiglu"), Layout.CONTIGUOUS),
+        "aten.arange", "virtualgpu.rotary", "virtualgpu.swiglu",
+        "virtualgpu.cast_transpose"), Layout.CONTIGUOUS),
     **dict.fromkeys((
         "aten.clone", "aten._to_copy", "aten.empty_like", "aten.zeros_like", "aten.ones_like",
         "aten._softmax", "aten._log_softmax", "aten._log_softmax_backward_data",
         "virtualgpu.masked_softmax", "virtualgpu.dropout", "virtualgpu.dropout_backward",
         "virtualgpu.squared_relu", "virtualgpu.squared_relu_backward",
         "virtualgpu.swiglu_backward", "virtualgpu.dropout_add", "virtualgpu.flash_attention",
-        "virtualgpu.flash_attention_backward"), Layout.OPERANDS),
+        "virtualgpu.flash_attention_backward", "virtualgpu.packed_attention",
+        "virtualgpu.packed_attention_backward", "virtualgpu.rotate_pairs",
+        "virtualgpu.block_attention", "virtualgpu.block_attention_backward"), Layout.OPERANDS),
     "aten.convolution": Layout.IMAGES,
     "aten.convolution_backward": Layout.IMAGES,
 }

@@ -1,0 +1,1 @@
+"""Parts of the stand-in for flash_attn."""

@@ -1,0 +1,5 @@
+"""Parts of Transformer Engine that do not depend on the framework."""
+
+from . import recipe
+
+__all__ = ["recipe"]

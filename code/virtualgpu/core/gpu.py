@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -49,6 +50,14 @@ MAX_UNKNOWN = 0.02  # largest share of the time in operations without a cost rul
 LIBRARY_CODE = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), "<frozen ")
 
 
+class HostCosts(Protocol):
+    """Charges the host for more than launches (eager.py)."""
+
+    def operation(self, name: str, launches: float) -> float: ...
+
+    def view(self) -> None: ...
+
+
 class VirtualGpu(Storages, TorchDispatchMode):
     """A virtual GPU for one process; active between __enter__ and __exit__."""
 
@@ -71,6 +80,13 @@ class VirtualGpu(Storages, TorchDispatchMode):
         self.assumptions = Assumptions()
         self.values: object | None = None  # known values of tensors, under virtualrun
         self.on_host: Collection[int] = frozenset()  # meta storages that are in the host's memory
+        self.inferring = False  # whether the last outermost module ran without gradients
+        self.output_tokens = 0  # that the current generation has decoded (export/inference.py)
+        self.eager: HostCosts | None = None  # the host's time per operation in inference
+
+    def runs_inference(self) -> bool:
+        """Return whether the program is in inference, in a module's call or after one."""
+        return self.inferring and not torch.is_grad_enabled()
 
     def truth(self) -> AbstractContextManager:
         """Return a context in which Python sees the devices that C++ sees."""
@@ -109,6 +125,8 @@ class VirtualGpu(Storages, TorchDispatchMode):
         elif kind is OperationKind.VIEW:
             if func is DETACH and self.ledger is not None:
                 self.ledger.detached(args[0])
+            if self.eager is not None:
+                self.eager.view()
             return func(*args, **kwargs), None
         key = (func, *map(signature, args), *kwargs, *map(signature, kwargs.values()))
         if setting is not None:
@@ -228,7 +246,8 @@ class VirtualGpu(Storages, TorchDispatchMode):
             seconds: duration of all kernels together.
             kernels: number of launches.
         """
-        self.clock.work(kernels * self.card.efficiency.dispatch)
+        launches = kernels * self.card.efficiency.dispatch
+        self.clock.work(launches if self.eager is None else self.eager.operation(name, launches))
         self.clock.run(name, seconds, self.stream)
         self.busy[name] += seconds
         self.computing += seconds

@@ -25,6 +25,9 @@ class Settings:
         trace: the folder for traces; None for no traces.
         fuse: whether elementwise kernels of compiled regions are fused.
         steps: the program ends after this number of steps; None: it runs to its own end.
+        output_tokens: the output token of inference that is the end-of-text token; None: none is.
+        eager_host: whether eager operations in inference cost the host more than launches
+            (core/eager.py); records never have these costs.
         typical: what a few numbers of large tensors are assumed to be; None: they are unknown.
 
     Raises:
@@ -38,6 +41,8 @@ class Settings:
     fuse: bool = False
     typical: float | None = None
     steps: int | None = None
+    output_tokens: int | None = None
+    eager_host: bool = False
 
     def __post_init__(self) -> None:
         if self.record and self.fuse:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 
+from virtualgpu.core.eager import GRAPH_LAUNCH, EagerHost
 from virtualgpu.pytorch import fusing
 from virtualgpu.pytorch.mode import CudaGpu
 
@@ -13,7 +16,8 @@ NOTE = (
     "torch.compile is modeled as eager mode: compiled code fuses elementwise kernels and is faster "
         "(--fuse-pointwise)")
 GRAPHED = ("reduce-overhead", "max-autotune")  # modes
-NO_GRAPHS = ("torch.compile's CUDA graphs are not modeled: the host launches every kernel")
+NO_GRAPHS = ("torch.compile's CUDA graphs are modeled in inference only: elsewhere, the host "
+             "launches every kernel")
 
 
 def fuse(gpu: CudaGpu) -> None:
@@ -22,12 +26,38 @@ def fuse(gpu: CudaGpu) -> None:
     gpu.clock = fusing.FusingClock(gpu.fuser)
 
 
-def compiled(gpu: CudaGpu, call: Callable) -> Callable:
-    """Return the function as a compiled region."""
+def compiled(gpu: CudaGpu, call: Callable, graphed: bool) -> Callable:
+    """Return the function as a compiled region.
+
+    Args:
+        gpu: this process's GPU.
+        call: the function.
+        graphed: whether its kernels are launched as one CUDA graph.
+    """
+    @functools.wraps(call)
     def run(*args: object, **kwargs: object):
-        with gpu.fuser.region():
+        with gpu.fuser.region() if gpu.fuser is not None else nullcontext(), host(gpu, graphed):
             return call(*args, **kwargs)
     return run
+
+
+@contextmanager
+def host(gpu: CudaGpu, graphed: bool) -> Iterator[None]:
+    """Charge the host for the launches of a compiled region only, or for a CUDA graph's."""
+    eager = gpu.eager
+    if not isinstance(eager, EagerHost):
+        yield
+        return
+    graphed = graphed and not torch.is_grad_enabled()
+    if graphed and not eager.graphed:
+        gpu.clock.work(GRAPH_LAUNCH)
+    eager.compiled += 1
+    eager.graphed += graphed
+    try:
+        yield
+    finally:
+        eager.compiled -= 1
+        eager.graphed -= graphed
 
 
 def install(gpu: CudaGpu) -> None:
@@ -35,14 +65,15 @@ def install(gpu: CudaGpu) -> None:
     def compile(model=None, *, mode: str | None = None, options: dict | None = None, **_):
         if model is None:
             return lambda function: compile(function, mode=mode, options=options)
-        if mode in GRAPHED or (options or {}).get("triton.cudagraphs"):
+        graphed = bool(mode in GRAPHED or (options or {}).get("triton.cudagraphs"))
+        if graphed:
             gpu.assumptions.note(NO_GRAPHS)
         gpu.assumptions.note(NOTE if gpu.fuser is None else fusing.NOTE)
-        if gpu.fuser is None:
+        if gpu.fuser is None and gpu.eager is None:
             return model
         if not isinstance(model, torch.nn.Module):
-            return compiled(gpu, model)
-        model.forward = compiled(gpu, model.forward)
+            return compiled(gpu, model, graphed)
+        model.forward = compiled(gpu, model.forward, graphed)
         return model
 
     def compile_module(self: torch.nn.Module, *_: object, **options: object) -> None:

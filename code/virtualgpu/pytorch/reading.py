@@ -10,6 +10,7 @@ from torch import Tensor
 
 from virtualgpu.core.errors import NoValue
 from virtualgpu.core.gpu import program_line
+from virtualgpu.pytorch import tokens
 from virtualgpu.pytorch.assumptions import WITHOUT_READING
 from virtualgpu.pytorch.device import space_of
 from virtualgpu.pytorch.mode import CudaGpu
@@ -64,11 +65,11 @@ def _unknown_reads(gpu: CudaGpu) -> dict[str, Callable]:
         return lambda self, *_: gpu.assumptions.decide(use, number)
 
     return {
-        "item": lambda self: Unknown(),
-        "tolist": lambda self: Unknown() if not self.dim() else unknown_list(self.shape),
+        "item": lambda self: tokens.number(gpu, self),
+        "tolist": lambda self: unknown_list(gpu, self, self.shape),
         "__bool__": decide("branches on a value"),
-        "__int__": lambda self: int(Unknown()),
-        "__index__": lambda self: int(Unknown()),
+        "__int__": lambda self: int(tokens.number(gpu, self)),
+        "__index__": lambda self: int(tokens.number(gpu, self)),
         "__float__": lambda self: as_float(gpu.assumptions, sys._getframe(2)),
         "__complex__": decide("needs a number", True),
         "numpy": lambda self, **_: stop(gpu, "becomes a numpy array"),
@@ -89,11 +90,17 @@ def _refuse_numpy_of_gpu(gpu: CudaGpu) -> None:
         setattr(Tensor, name, wrapped(getattr(Tensor, name), refuse))
 
 
-def unknown_list(shape: torch.Size) -> list:
-    """Return nested lists of this shape, of unknown numbers."""
-    if len(shape) == 1:
-        return [Unknown() for _ in range(shape[0])]
-    return [unknown_list(shape[1:]) for _ in range(shape[0])]
+def unknown_list(gpu: CudaGpu, tensor: Tensor, shape: torch.Size) -> list | Unknown:
+    """Return nested lists of unknown numbers, or one number without dimensions.
+
+    Args:
+        gpu: this process's GPU.
+        tensor: the tensor that they are elements of.
+        shape: the shape of the lists.
+    """
+    if not shape:
+        return tokens.number(gpu, tensor)
+    return [unknown_list(gpu, tensor, shape[1:]) for _ in range(shape[0])]
 
 
 def stop(gpu: CudaGpu, what: str) -> None:

@@ -1,0 +1,74 @@
+"""The lines of the report about a program that runs inference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from virtualgpu.core.memory import amount
+
+NAMES = {"host": "the host, while the GPU waits for launches", "memory_bandwidth":
+         "memory bandwidth", "compute": "compute", "communication": "communication",
+         "short_kernels": "kernels too short to fill the GPU"}
+LEAST = 0.05  # smallest share that is listed
+
+
+def inference(figures: dict) -> Iterator[str]:
+    """Yield the lines about generations, or about forward passes that generate nothing."""
+    yield from (generation if figures["kind"] == "generation" else forward_passes)(figures)
+    yield f"bound by       {bounds(figures)}"
+    if figures["kind"] == "generation":
+        yield f"KV cache       {kv_cache(figures['kv_cache'])}"
+
+
+def generation(figures: dict) -> Iterator[str]:
+    many = f"the typical one of {figures['count']} generations" if figures["count"] > 1 else (
+        "one generation")
+    yield (f"inference      {count(figures['output_tokens'], 'output token')} after a prompt of "
+           f"{count(figures['prompt_tokens'], 'token')}, {sequences(figures['batch'])}, in "
+           f"{ms(figures['seconds'])}: {many}, found by calls of {figures['model']}")
+    yield f"tokens/s       {figures['tokens_per_second']:,.1f} on this rank"
+    yield f"first token    {ms(figures['first_token_seconds'])} (prefill)"
+    yield (f"per token      {ms(figures['token_seconds'])} (decode), "
+           f"{ms(figures['shortest_token_seconds'])} to {ms(figures['longest_token_seconds'])}")
+
+
+def forward_passes(figures: dict) -> Iterator[str]:
+    length = f" of {count(figures['length'], 'token')}" if figures["length"] else ""
+    yield (f"inference      {ms(figures['seconds'])} per forward pass of {figures['model']}, "
+           f"{sequences(figures['batch'])}{length}; {ms(figures['shortest_seconds'])} to "
+           f"{ms(figures['longest_seconds'])} in {count(figures['count'], 'call')}, except the "
+           "first" if figures["count"] > 1 else
+           f"inference      {ms(figures['seconds'])} for the only forward pass of "
+           f"{figures['model']}, {sequences(figures['batch'])}{length}")
+    tokens = figures["tokens_per_second"]
+    yield (f"throughput     {figures['samples_per_second']:,.1f} samples/s"
+           + (f", {tokens:,.0f} tokens/s" if tokens else "") + " on this rank")
+
+
+def bounds(figures: dict) -> str:
+    """Return what bounds the passes, the largest share first."""
+    shares = sorted(figures["shares"].items(), key=lambda item: -item[1])
+    return ", ".join(f"{NAMES[name]} ({share:.0%})" for name, share in shares if share >= LEAST)
+
+
+def kv_cache(cache: dict | None) -> str:
+    if cache is None:
+        return "none: every pass computes all tokens again"
+    if cache["preallocated"]:
+        return f"{amount(cache['bytes'])}, preallocated"
+    if not cache["bytes"]:
+        return "not found: nothing that the passes leave behind grows with the tokens"
+    return (f"{amount(cache['bytes'])} after {count(cache['context_tokens'], 'token')}; "
+            f"{amount(round(cache['bytes_per_token']))} per token of all sequences")
+
+
+def sequences(batch: int) -> str:
+    return f"batch size {batch}"
+
+
+def count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
+def ms(seconds: float) -> str:
+    return f"{1e3 * seconds:,.3f} ms"

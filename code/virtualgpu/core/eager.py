@@ -41,10 +41,10 @@ CALLS: dict[str, float] = {
 VIEW = 2.0 * US  # the median of view, transpose, x[0], x[..., 0], x[:, :n], unsqueeze, and expand
 MODULE_CALL = 2.1 * US  # a module that reads a parameter and a number, and returns its input
 GRAPH_LAUNCH = 10 * US  # assumed: one launch of a CUDA graph
-# Hosts of older GPUs are slower. Fitted to one row, gpt-fast's eager 25.5 tokens/s on an A100 with
-# PyTorch of 2023 (pytorch.org/blog/accelerating-generative-ai-2); the other GPUs take it over.
-SLOWER = 1.75
-FAST_HOSTS = ("hopper", "blackwell")  # architectures whose host's speed is that of CALLS
+# How many times slower a host is than the one of CALLS, by the GPU's architecture. The A100's is
+# fitted to one row, gpt-fast's eager 25.5 tokens/s with PyTorch of 2023
+# (pytorch.org/blog/accelerating-generative-ai-2). Assumed: all others are as fast as the H100's.
+SLOWER = {"ampere": 1.75}
 
 
 class EagerHost:
@@ -57,7 +57,7 @@ class EagerHost:
 
     def __init__(self, gpu: VirtualGpu) -> None:
         self.gpu = gpu
-        self.factor = 1.0 if gpu.card.architecture in FAST_HOSTS else SLOWER
+        self.factor = SLOWER.get(gpu.card.architecture, 1.0)
         self.compiled = self.graphed = 0
 
     def operation(self, name: str, launches: float) -> float:

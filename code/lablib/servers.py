@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations, permutations
 
-from job_monitor.nvidia_smi import table
 from virtualgpu.core.cards import find
 from virtualgpu.net.intranode import GpuSlot, pair
 from virtualgpu.net.nodes import NODES
+from virtualgpu.smi import table
 
 GPUS = 8  # per server
 SLOWEST_FIRST = ("SYS", "NODE", "PHB", "PXB", "PIX")  # followed by NV1, NV2, ...

@@ -7,6 +7,7 @@ Folders, each importing only those before it:
 - export: the account of a run, and traces for other tools
 - replay: a record of a run as plain data, priced by another process
 - pytorch: torch's CUDA interface, so that unmodified programs run
+- smi: `nvidia-smi`, which shows the GPUs
 - launch: `virtualrun` and `virtualgpu.run`, which start programs and functions
 
 It knows torch only and imports none of our packages. Begin with launch/command.py, or with

@@ -21,7 +21,7 @@ from virtualgpu.launch import command as virtualrun
 
 NAMES = [str(page.relative_to(ROOT)) for page in pages()]
 # Programs of ours whose parsers are not one object, and flags of others' programs.
-OURS = ("code/examples/*.py", "code/job_monitor/nvidia_smi/*.py", "tools/*.py", "benchmarks/*.py")
+OURS = ("code/examples/*.py", "code/virtualgpu/smi/*.py", "tools/*.py", "benchmarks/*.py")
 FOREIGN = {"docker": "--build --build-arg --cap-add --cap-drop --memory --memory-swap --privileged "
                      "--read-only --security-opt --tmpfs --user",
            "slurm": "--account --begin --cpu-bind --cpus-per-task --dependency --gpus-per-task "

@@ -2,10 +2,10 @@
 
 import pytest
 
-from job_monitor.nvidia_smi import table
-from job_monitor.nvidia_smi.cards import Gpu
 from lablib import servers
 from virtualgpu.core.cards import find
+from virtualgpu.smi import table
+from virtualgpu.smi.gpus import Gpu
 
 each_server = pytest.mark.parametrize("server", servers.SERVERS)
 

@@ -3,101 +3,18 @@
 from __future__ import annotations
 
 import time
-import zlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from labcore import rankfiles
-from slurmbox.profile import CPUS, UNLIMITED, from_json
+from slurmbox.profile import UNLIMITED, from_json
 from virtualgpu.core.card import Card
 from virtualgpu.core.cards import CARDS
-from virtualgpu.core.slots import bus
+from virtualgpu.smi.gpus import Gpu, GpuProcess
 
-MIB = 2**20
 FRESH = 15.0  # seconds; a live rank writes its file twice a second
 MAX_JOBS = 50  # most recently written jobs whose files are read
-
-
-@dataclass(frozen=True)
-class GpuProcess:
-    """A job's process on a virtual GPU, as its status file describes it.
-
-    Attributes:
-        node: the node's name.
-        job: the job's ID.
-        local: the index of its GPU within the job.
-        slot: the number of its GPU on the node; None if the job requested no GPUs.
-        pid: the process ID, in the cluster's PID namespace.
-        card: the GPU model.
-        used: memory in use, in bytes.
-        total: the GPU's memory, in bytes.
-        utilization: the fraction of time in which a kernel ran, from 0 to 1.
-    """
-
-    node: str
-    job: int
-    local: int
-    slot: int | None
-    pid: int
-    card: Card
-    used: int
-    total: int
-    utilization: float
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """One virtual GPU of a node.
-
-    Attributes:
-        node: the node's name.
-        number: its number on the node.
-        index: the number that is shown; a job's own GPUs count from 0.
-        card: the GPU model.
-        process: the process on it, if any.
-        fabric: whether the node has the InfiniBand adapters of its type.
-        count: the number of GPUs that are shown of its node.
-        cpus: the number of CPUs of its node.
-    """
-
-    node: str
-    number: int
-    index: int
-    card: Card
-    process: GpuProcess | None = None
-    fabric: bool = False
-    count: int = 1
-    cpus: int = CPUS
-
-    @property
-    def product(self) -> str:
-        return f"{self.card.product} (virtual)"
-
-    @property
-    def bus_id(self) -> str:
-        return f"00000000:{bus(self.number):02X}:00.0"
-
-    @property
-    def uuid(self) -> str:
-        """A stable, invented UUID, which starts with the letters of "virtual" in ASCII."""
-        checksum = zlib.crc32(f"{self.node} {self.number}".encode())
-        return f"GPU-76697274-7561-6c00-{self.number:04x}-{self.card.sms:04x}{checksum:08x}"
-
-    @property
-    def used(self) -> int:
-        """Memory in use, in MiB."""
-        return self.process.used // MIB if self.process else 0
-
-    @property
-    def total(self) -> int:
-        """The GPU's memory, in MiB."""
-        return (self.process.total if self.process else self.card.memory) // MIB
-
-    @property
-    def percent(self) -> int:
-        """GPU utilization: the percentage of time in which a kernel ran."""
-        return round(100 * self.process.utilization) if self.process else 0
 
 
 def declared_gpus(record: dict) -> dict[str, list[Card]]:
@@ -238,10 +155,3 @@ def job_gpus(gpus: list[Gpu], environment: dict[str, str]) -> list[Gpu]:
     own = [gpu for gpu in gpus
            if gpu.number in numbers or (gpu.process and str(gpu.process.job) == job)]
     return [replace(gpu, index=index) for index, gpu in enumerate(own)]
-
-
-def select(gpus: Iterable[Gpu], wanted: list[str]) -> Iterator[Gpu]:
-    """Yield the GPUs with one of these indices, UUIDs, or bus IDs; all if none is given."""
-    names = {word.lower() for word in wanted}
-    return (gpu for gpu in gpus
-            if not names or names & {str(gpu.index), gpu.uuid.lower(), gpu.bus_id.lower()})

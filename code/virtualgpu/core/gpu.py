@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import os
 import sys
 from collections import defaultdict
 from collections.abc import Collection, Sequence
@@ -47,7 +48,11 @@ CUDA = torch.device("cuda", 0)
 DETACH = torch.ops.aten.detach.default
 READ_LATENCY = 10e-6  # seconds to copy a few bytes from the GPU to the host
 MAX_UNKNOWN = 0.02  # largest share of the time in operations without a cost rule
-LIBRARY_CODE = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), "<frozen ")
+PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
+LAUNCHER = f"{PACKAGE}launch{os.sep}"  # outside it, nothing is the program's
+# The final separator matters: torchvision's folder begins with torch's path, too.
+LIBRARY_CODE = (PACKAGE, f"{Path(torch.__file__).parent}{os.sep}", "<frozen ")
+STANDARD_LIBRARY = f"{Path(os.__file__).parent}{os.sep}"
 
 
 class HostCosts(Protocol):
@@ -302,14 +307,25 @@ class VirtualGpu(Storages, TorchDispatchMode):
 
 
 def caller() -> tuple[str, int, str]:
-    """Return the file, line number, and text of the innermost line outside torch and virtualgpu."""
+    """Return the file, line number, and text of the program's innermost line.
+
+    The line number is 0 if no program runs, as in a finalizer.
+    """
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(LIBRARY_CODE):
+        if file.startswith(LAUNCHER):
+            break
+        if not is_library(file):
             return file, frame.f_lineno, linecache.getline(file, frame.f_lineno).strip()
         frame = frame.f_back
     return "the program", 0, ""
+
+
+def is_library(file: str) -> bool:
+    """Return whether a file belongs to this package, to torch, or to Python itself."""
+    return file.startswith(LIBRARY_CODE) or (
+        file.startswith(STANDARD_LIBRARY) and "-packages" + os.sep not in file)
 
 
 def program_line() -> str:

@@ -115,6 +115,8 @@ class Ledger:
         if self.passes.inside:
             self.passes.wrote(plan, args)
         notes = self.notes
+        if plan.work is not None and plan.work.tokens:
+            notes.lookups.append((len(notes.plans), table_of(args[0])))
         notes.plans.append(plan)
         notes.phases.append(phase)
         notes.times.append(self.streams[COMPUTE])
@@ -238,6 +240,18 @@ class Ledger:
     def _exposed(self) -> dict[str, float]:
         """Return the seconds of exposed communication so far, by the stream that waited."""
         return dict(self.gpu.clock.exposed)
+
+
+def table_of(weight: torch.Tensor) -> tuple[int, int]:
+    """Return the identity of an embedding's weight, or of the parameter that it was cast from.
+
+    FSDP1's weights are views of one parameter, and differ by their offset.
+    """
+    node = weight.grad_fn
+    while node is not None and not hasattr(node, "variable"):
+        node = next((other for other, _ in node.next_functions if other is not None), None)
+    table = weight.untyped_storage()._cdata if node is None else id(node.variable)
+    return table, weight.storage_offset()
 
 
 def mark_step() -> None:

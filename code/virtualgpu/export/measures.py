@@ -31,7 +31,7 @@ def measure(ledger: Ledger, rank: int = 0, error: str | None = None) -> dict:
     """
     gpu, notes = ledger.gpu, []
     forward = None if ledger.steps else inference.measure(ledger.passes)
-    steps = [] if forward else steps_of(ledger)
+    steps = [] if forward else steps_of(ledger, crashed(error))
     step = typical(steps)
     return {
         "rank": rank, "error": error,
@@ -49,9 +49,20 @@ def measure(ledger: Ledger, rank: int = 0, error: str | None = None) -> dict:
     }
 
 
-def steps_of(ledger: Ledger) -> list[ProgramStep]:
-    """Return the program's steps by the best evidence available; empty if there is none."""
-    if len(ledger.steps) > 1:
+def crashed(error: str | None) -> bool:
+    """Return whether an error, and not the user's Ctrl-C, ended a program."""
+    return error is not None and not error.startswith(KeyboardInterrupt.__name__)
+
+
+def steps_of(ledger: Ledger, only_ended: bool = False) -> list[ProgramStep]:
+    """Return the program's steps by the best evidence available; empty if there is none.
+
+    Args:
+        ledger: ledger of the rank's virtual GPU.
+        only_ended: whether only steps count that the program itself ended, since what repeats
+            before a crash may be the initialization.
+    """
+    if len(ledger.steps) > 1 or only_ended:
         return merged(ledger.steps)
     gpu = ledger.gpu
     return (repeated(ledger.notes, ledger.works, gpu.clock.ready(), gpu.computing)
@@ -75,7 +86,10 @@ def times(steps: Sequence[ProgramStep], step: ProgramStep) -> dict:
 
 
 def tokens(step: ProgramStep) -> dict | None:
-    """Return the tokens of a step: the lookups in the most used embedding; None without one."""
+    """Return the tokens of a step: the lookups in the most used embedding; None without one.
+
+    Embeddings of the same tokens, such as one per layer, count once.
+    """
     count = max(step.work.tokens.values(), default=0)
     return {"per_step": count, "per_second": count / step.seconds} if count else None
 

@@ -128,7 +128,8 @@ class Passes:
         self.inside = False
         last = self.done[-1]
         last.end = last.until = self._now()
-        last.tokens = max((found for found in self._lookups().values()), default=0)
+        last.tokens = max((plan.work.tokens for plan in self._plans() if plan.work is not None),
+                          default=0)
         self.gpu.output_tokens = self._position()
 
     def stop(self) -> None:
@@ -176,15 +177,6 @@ class Passes:
     def _plans(self) -> list[OperationPlan]:
         first = self._first - self.ledger.counted - self.ledger.notes.forgotten
         return self.ledger.notes.plans[max(0, first):]
-
-    def _lookups(self) -> dict[object, int]:
-        """Return the tokens that the current pass looked up, by embedding, equal shapes merged."""
-        found: dict[object, int] = {}
-        for plan in self._plans():
-            if plan.work is not None and plan.work.table is not None:
-                table = plan.work.table
-                found[table] = max(found.get(table, 0), plan.work.tokens)
-        return found
 
     def _close(self, final: bool = False) -> None:
         """Add up the operations since the last pass began."""

@@ -7,9 +7,11 @@ the repetition of operations. Times are the GPU's, not the host's, since the hos
 from __future__ import annotations
 
 import itertools
+import operator
 from array import array
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,7 +22,7 @@ from virtualgpu.export.work import WorkCounter, WorkTotals
 
 MARK, OPTIMIZER_STEP, REPETITION = "marked steps", "optimizer steps", "repetition of operations"
 MIN_REPETITIONS = 3  # of a sequence that counts as a step
-MAX_CANDIDATES = 64
+MAX_CANDIDATES, MAX_FREQUENCIES = 64, 4
 
 
 @dataclass
@@ -35,6 +37,7 @@ class StepNotes:
         phases: phase of the program at each operation.
         times: when the compute stream reached each operation, in seconds.
         busy: kernel time before each operation, in seconds.
+        lookups: the embeddings' positions among the operations, and their weights.
         forgotten: number of operations that were dropped.
     """
 
@@ -45,6 +48,7 @@ class StepNotes:
     phases: bytearray = field(default_factory=bytearray)
     times: array = field(default_factory=lambda: array("d"))
     busy: array = field(default_factory=lambda: array("d"))
+    lookups: list[tuple[int, Hashable]] = field(default_factory=list)
     forgotten: int = 0
 
     def forget(self, count: int) -> None:
@@ -53,6 +57,13 @@ class StepNotes:
         self.forgotten += count
         for notes in (self.plans, self.phases, self.times, self.busy):
             del notes[:count]
+        self.lookups = self.looked_up(count, len(self.plans) + count)
+
+    def looked_up(self, first: int, end: int) -> list[tuple[int, Hashable]]:
+        """Return the lookups from one operation to before another, with positions from there."""
+        left, right = (bisect_left(self.lookups, place, key=operator.itemgetter(0))
+                       for place in (first, end))
+        return [(position - first, table) for position, table in self.lookups[left:right]]
 
 
 @dataclass
@@ -95,7 +106,7 @@ def fold(notes: StepNotes, counter: WorkCounter, kind: str, end: float,
         computing: the GPU's kernel time until then, in seconds.
     """
     return ProgramStep(kind, end - notes.begin, computing - notes.computing,
-                       counter.total(notes.plans, notes.phases), len(notes.plans))
+                       counter.total(notes.plans, notes.phases, notes.lookups), len(notes.plans))
 
 
 def merged(steps: Sequence[ProgramStep]) -> list[ProgramStep]:
@@ -138,7 +149,7 @@ def repeated(notes: StepNotes, counter: WorkCounter, end: float,
     for first in range(start, start + count * size, size):
         last = first + size
         part = StepNotes(times[first], busy[first], {}, notes.plans[first:last],
-                         notes.phases[first:last])
+                         notes.phases[first:last], lookups=notes.looked_up(first, last))
         steps.append(fold(part, counter, REPETITION, times[last], busy[last]))
     is_step = BACKWARD in notes.phases[start:start + size] or steps[0].work.computes
     # Work on other streams would have no duration here.
@@ -154,15 +165,15 @@ def period(tokens: Sequence[int]) -> tuple[int, int, int] | None:
         sequence = torch.tensor(tokens)
         _, kinds, counts = sequence.unique(return_inverse=True, return_counts=True)
         frequency = counts[kinds]
-        frequent = frequency[frequency >= MIN_REPETITIONS]
-        rarest = int(frequent.min()) if len(frequent) else 0
-        gaps = {int(gap) for kind in (counts == rarest).nonzero().flatten()[:MAX_CANDIDATES]
-                for gap in (kinds == kind).nonzero().flatten().diff()}
-        for size in sorted(gaps)[:MAX_CANDIDATES]:
-            start, length = longest(sequence[size:] == sequence[:-size])
-            count = (length + size) // size
-            if count >= MIN_REPETITIONS and 2 * count * size >= len(tokens):
-                return start, size, count
+        frequent = frequency[frequency >= MIN_REPETITIONS].unique()  # in ascending order
+        for rarest in frequent[:MAX_FREQUENCIES].tolist():  # the rarest may be in no step
+            gaps = {int(gap) for kind in (counts == rarest).nonzero().flatten()[:MAX_CANDIDATES]
+                    for gap in (kinds == kind).nonzero().flatten().diff()}
+            for size in sorted(gaps)[:MAX_CANDIDATES]:
+                start, length = longest(sequence[size:] == sequence[:-size])
+                count = (length + size) // size
+                if count >= MIN_REPETITIONS and 2 * count * size >= len(tokens):
+                    return start, size, count
     return None
 
 

@@ -9,7 +9,7 @@ attention, which recomputes the scores because none were saved (Dao et al. 2022,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -33,14 +33,13 @@ class PlanTotals(NamedTuple):
         gemm: FLOPs of a GEMM.
         fused: FLOPs of fused attention.
         recomputed: FLOPs of `fused` that are recomputation.
-        table, tokens: as in core.rules.work.KernelWork.
+        tokens: as in core.rules.work.KernelWork.
     """
 
     dtype: str = ""
     gemm: int = 0
     fused: int = 0
     recomputed: int = 0
-    table: tuple[int, ...] | None = None
     tokens: int = 0
 
 
@@ -53,14 +52,14 @@ class WorkTotals:
         recomputed: FLOPs of recomputation, by dtype.
         forward: FLOPs of GEMMs in forward passes, without fused attention.
         backward: the same in backward passes.
-        tokens: tokens looked up, by shape of the embedding table.
+        tokens: tokens looked up, by the embedding's weight (ledger.table_of).
     """
 
     model: Counter[str] = field(default_factory=Counter)
     recomputed: Counter[str] = field(default_factory=Counter)
     forward: int = 0
     backward: int = 0
-    tokens: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    tokens: Counter[Hashable] = field(default_factory=Counter)
 
     @property
     def computes(self) -> bool:
@@ -81,12 +80,14 @@ class WorkCounter:
     def __init__(self) -> None:
         self.known: dict[int, PlanTotals] = {}  # by the plan's identity
 
-    def total(self, plans: Sequence[OperationPlan], phases: Sequence[int]) -> WorkTotals:
+    def total(self, plans: Sequence[OperationPlan], phases: Sequence[int],
+              lookups: Iterable[tuple[int, Hashable]]) -> WorkTotals:
         """Return the totals of operations.
 
         Args:
             plans: plan of each operation, in order.
             phases: the program's phase at each operation.
+            lookups: the embeddings' positions among the operations, and their weights.
         """
         total = WorkTotals()
         keys = list(map(id, plans))  # plans live as long as the GPU; hashing one takes longer
@@ -104,8 +105,9 @@ class WorkCounter:
                     total.forward += calls * info.gemm
                 elif phase == BACKWARD:
                     total.backward += calls * info.gemm
-            if info.table is not None and phase == FORWARD:
-                total.tokens[info.table] += calls * info.tokens
+        for position, table in lookups:
+            if phases[position] == FORWARD:
+                total.tokens[table] += self.known[keys[position]].tokens
         return total
 
 
@@ -117,4 +119,4 @@ def info_of(plan: OperationPlan) -> PlanTotals:
     gemm = work.gemm
     recomputed = work.flops // BACKWARD_GEMMS if plan.name in ATTENTION_BACKWARD else 0
     return PlanTotals(gemm.dtype if gemm else work.dtype, gemm.flops if gemm else 0,
-                      work.flops, recomputed, work.table, work.tokens)
+                      work.flops, recomputed, work.tokens)

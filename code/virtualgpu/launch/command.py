@@ -142,25 +142,27 @@ def present_ranks(options: argparse.Namespace, world: int) -> list[int] | None:
 def run(options: argparse.Namespace, cluster: clusters.Cluster, present: list[int] | None,
         own: int | None) -> int:
     """Run the program on the ranks and print the report. This function imports torch."""
-    from virtualgpu.launch import failures, process, ranks, report, stages
+    from virtualgpu.launch import failures, nvidia_smi, process, ranks, report, stages
     from virtualgpu.launch.settings import Settings, parse_size
     from virtualgpu.pytorch import assumptions
 
-    settings = Settings(parse_size(options.values), tuple(map(assumptions.parse, options.assume)),
-                        trace=options.trace, fuse=options.fuse_pointwise, steps=options.steps,
-                        output_tokens=options.output_tokens,
-                        eager_host=options.host_cost == EAGER)
+    answers = tuple(map(assumptions.parse, options.assume))
     program = process.script(options.script, options.arguments, options.is_module)
-    if options.present == AUTO and cluster.world > 1:
-        results = stages.run(cluster, settings, program)
-    elif own is None and (cluster.world if present is None else len(present)) > 1:
-        results = ranks.run_ranks(cluster, settings, program, present)
-    else:
-        rank = own or 0
-        gpu = process.become(cluster, rank, settings, present)
-        results = [process.execute(gpu, rank, program)]
-        if results[0].error:
-            failures.show([(rank, results[0].message or results[0].error)])
+    with nvidia_smi.folder_for(cluster) as folder:
+        settings = Settings(parse_size(options.values), answers, trace=options.trace,
+                            fuse=options.fuse_pointwise, steps=options.steps, smi=folder,
+                            output_tokens=options.output_tokens,
+                            eager_host=options.host_cost == EAGER)
+        if options.present == AUTO and cluster.world > 1:
+            results = stages.run(cluster, settings, program)
+        elif own is None and (cluster.world if present is None else len(present)) > 1:
+            results = ranks.run_ranks(cluster, settings, program, present)
+        else:
+            rank = own or 0
+            gpu = process.become(cluster, rank, settings, present)
+            results = [process.execute(gpu, rank, program)]
+            if results[0].error:
+                failures.show([(rank, results[0].message or results[0].error)])
     if own in (None, 0):
         if any(rank.seconds for rank in results):
             failed = [(rank.rank, rank.error) for rank in results if rank.error]

@@ -6,10 +6,12 @@ import os
 import re
 import sys
 import textwrap
+import threading
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from virtualgpu.core.errors import VirtualGpuError
 
@@ -41,6 +43,32 @@ def explain(error: BaseException) -> str:
         text += (f"\nthe program imports {error.name!r}, which is not installed in this "
                  f"Python environment ({sys.executable})")
     return text
+
+
+def explain_elsewhere(rank: int) -> None:
+    """Print one line for a VirtualGpuError that Python reports itself, with a traceback.
+
+    It does so in threads, finalizers, and functions registered with atexit; the program goes on.
+
+    Args:
+        rank: this process's rank.
+    """
+    in_thread, unraisable = threading.excepthook, sys.unraisablehook
+
+    def hook(usual: Callable, where: Callable[[Any], str]) -> Callable:
+        def called(notes: Any) -> None:
+            error = None if notes.exc_value is None else cause(notes.exc_value)
+            if error is None:
+                usual(notes)
+            else:
+                show([(rank, f"{where(notes)}: {error}")])
+        return called
+
+    def thread_of(notes: threading.ExceptHookArgs) -> str:
+        return f"in thread {notes.thread.name if notes.thread else '?'}, which ended"
+
+    threading.excepthook = hook(in_thread, thread_of)
+    sys.unraisablehook = hook(unraisable, lambda _: "in a finalizer or at exit, ignored by Python")
 
 
 def program_traceback(error: BaseException) -> TracebackType | None:

@@ -19,7 +19,7 @@ from virtualgpu.core.eager import EagerHost
 from virtualgpu.export import files
 from virtualgpu.export.ledger import Ledger
 from virtualgpu.export.trace import RankPlacement
-from virtualgpu.launch import failures
+from virtualgpu.launch import failures, nvidia_smi
 from virtualgpu.launch.cluster import Cluster
 from virtualgpu.launch.result import Rank, measure
 from virtualgpu.launch.settings import Settings
@@ -72,6 +72,9 @@ def become(cluster: Cluster, rank: int, settings: Settings, present: Sequence[in
         dist.Logger.set_runtime_stats_and_log = lambda _self: None
     if settings.record:
         Journal(gpu, rank, cluster.world)
+    failures.explain_elsewhere(rank)
+    if settings.smi is not None:
+        nvidia_smi.install(gpu, cluster, rank, settings.smi)
     ledger = Ledger(gpu, settings.steps)
     if settings.trace is not None:
         place = RankPlacement(rank, cluster.world, rank % cluster.per_node, cluster.per_node)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from virtualgpu.core.errors import VirtualGpuError
 from virtualgpu.pytorch.assumptions import AssumedValue
@@ -24,6 +25,7 @@ class Settings:
         record: whether every rank returns a record (virtualgpu.replay).
         trace: the folder for traces; None for no traces.
         fuse: whether elementwise kernels of compiled regions are fused.
+        smi: the folder that `nvidia-smi` reads; None without that command.
         steps: the program ends after this number of steps; None: it runs to its own end.
         output_tokens: the output token of inference that is the end-of-text token; None: none is.
         eager_host: whether eager operations in inference cost the host more than launches
@@ -43,6 +45,7 @@ class Settings:
     steps: int | None = None
     output_tokens: int | None = None
     eager_host: bool = False
+    smi: Path | None = None
 
     def __post_init__(self) -> None:
         if self.record and self.fuse:

@@ -20,6 +20,7 @@ from virtualgpu.core.gpu import caller
 WITHOUT_READING = ("virtual GPUs compute no values of large tensors. Reduce the tensor to one "
                    "number first, such as x.abs().amax(), and compare that; or choose on the GPU, "
                    "with torch.where(condition, a, b)")
+BRANCHES = "branches on a value"  # the use of a value that asks for True or False
 WORDS = {"true": True, "false": False}
 
 
@@ -70,14 +71,14 @@ class Decisions(Assumptions):
     def note_here(self, text: str) -> None:
         """Record an assumption that concerns the program's current line."""
         file, line, _ = here()
-        self.note(text, file, line)
+        self.note(text, *((file, line) if line else ()))
 
     def decide(self, use: str, number: bool = False) -> bool | float:
         """Return the user's value for the program's current line.
 
         Args:
             use: what the line does with the value, for the error message.
-            number: whether it needs a number instead of a boolean.
+            number: whether a number will do, too.
 
         Raises:
             NoValue: the user supplied no value for this line.
@@ -88,16 +89,24 @@ class Decisions(Assumptions):
                 self.used.add(answer)
                 self.note(f"`{text}` is {answer.value}, set by --assume", file, line)
                 return answer.value
-        form = "NUMBER" if number else "True|False"
-        what = f"{file}, line {line}: `{text}` {use}, but the value was not computed: "
+        what = f"{place(file, line, text)} {use}, but the value was not computed: "
         if not self.command_line:
             raise NoValue(what + WITHOUT_READING)
-        raise NoValue(what + "virtual GPUs compute only small tensors (--values). Supply it with "
-                      f"--assume {file}:{line}={form}, or run a tiny model with --values all")
+        form = "True|False" if use == BRANCHES else "NUMBER"
+        supply = f"Supply it with --assume {file}:{line}={form}, or run" if line else "Run"
+        raise NoValue(what + f"virtual GPUs compute only small tensors (--values). {supply} a tiny "
+                      "model with --values all")
 
     def unused(self) -> list[AssumedValue]:
         """Return the values that no line needed."""
         return [answer for answer in self.answers if answer not in self.used]
+
+
+def place(file: str, line: int, text: str) -> str:
+    """Return the subject of a message about a line; `here` returns the arguments."""
+    if not line:
+        return "code that runs outside of the program, such as a finalizer,"
+    return f"{file}, line {line}: " + (f"`{text}`" if text else "this line")
 
 
 def here() -> tuple[str, int, str]:

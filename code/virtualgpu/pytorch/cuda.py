@@ -139,9 +139,14 @@ def _devices(gpu: CudaGpu) -> dict[str, object]:
 
 
 def utilization(gpu: CudaGpu) -> int:
-    """Return the percentage of the run in which kernels ran; nvidia-smi reports the last second."""
+    """Return the percentage of the run in which kernels ran; CUDA reports the last second."""
+    return round(100 * busy_share(gpu))
+
+
+def busy_share(gpu: CudaGpu) -> float:
+    """Return the share of the run in which kernels ran."""
     seconds = gpu.clock.ready()
-    return round(100 * min(1.0, gpu.computing / seconds)) if seconds else 0
+    return min(1.0, gpu.computing / seconds) if seconds else 0.0
 
 
 def _memory(gpu: CudaGpu) -> dict[str, object]:

@@ -6,6 +6,7 @@ from virtualgpu.pytorch import (
     autocast,
     checkpoints,
     compiled,
+    consumers,
     cuda,
     decomposed,
     factories,
@@ -33,7 +34,7 @@ def install(gpu: CudaGpu) -> None:
     private_names.check()
     unknown.Unknown.assumptions = gpu.assumptions
     for part in (streams, cuda, autocast, decomposed, factories, tensors, pinned, files,
-                 checkpoints, compiled, timers):
+                 checkpoints, compiled, timers, consumers):
         part.install(gpu)
     shape_tracing.install()
     unknown.patch_math()

@@ -13,7 +13,7 @@ from virtualgpu.core.errors import NoValue
 from virtualgpu.core.gpu import program_line
 from virtualgpu.pytorch import pinned
 from virtualgpu.pytorch.mode import CudaGpu
-from virtualgpu.pytorch.unknown import Unknown
+from virtualgpu.pytorch.unknown import Unknown, has_unknown
 from virtualgpu.pytorch.visible import META, asked_for_meta, hidden
 
 # Functions that create a tensor like another one, and methods that do.
@@ -168,7 +168,7 @@ def _drawn_once(gpu: CudaGpu, function):
 def _of_unknown(function):
     """Make the values of `torch.tensor([loss.item()])` unknown if the loss is."""
     def tensor(data, *args, dtype=None, device=None, requires_grad=False, **kwargs):
-        if not _has_unknown(data):
+        if not has_unknown(data):
             return function(data, *args, dtype=dtype, device=device, requires_grad=requires_grad,
                             **kwargs)
         like = function(_with_zeros(data), dtype=dtype)
@@ -180,17 +180,11 @@ def _of_unknown(function):
     return tensor
 
 
-def _has_unknown(data: object) -> bool:
-    if isinstance(data, (list, tuple)):
-        return any(map(_has_unknown, data))
-    return type(data) is Unknown
-
-
 def _with_zeros(data: object) -> object:
-    """Return nested lists with 0.0 in place of unknown numbers."""
+    """Return nested lists with zeros of the same type in place of unknown numbers."""
     if isinstance(data, (list, tuple)):
         return list(map(_with_zeros, data))
-    return 0.0 if type(data) is Unknown else data
+    return data.__class__(0) if type(data) is Unknown else data
 
 
 def _unknown(gpu: CudaGpu, shape: Sequence[int], dtype: torch.dtype, device: torch.device

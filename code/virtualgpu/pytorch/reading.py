@@ -10,12 +10,13 @@ from torch import Tensor
 
 from virtualgpu.core.errors import NoValue
 from virtualgpu.core.gpu import program_line
-from virtualgpu.pytorch import tokens
-from virtualgpu.pytorch.assumptions import WITHOUT_READING
+from virtualgpu.pytorch.assumptions import BRANCHES, WITHOUT_READING
 from virtualgpu.pytorch.device import space_of
 from virtualgpu.pytorch.mode import CudaGpu
 from virtualgpu.pytorch.unknown import Unknown, as_float
 from virtualgpu.pytorch.visible import Space, hidden, inner, real_is_meta
+
+MAX_UNKNOWN = 2**16  # numbers of a numpy array without values
 
 
 def install(gpu: CudaGpu) -> None:
@@ -65,16 +66,16 @@ def _unknown_reads(gpu: CudaGpu) -> dict[str, Callable]:
         return lambda self, *_: gpu.assumptions.decide(use, number)
 
     return {
-        "item": lambda self: tokens.number(gpu, self),
-        "tolist": lambda self: unknown_list(gpu, self, self.shape),
-        "__bool__": decide("branches on a value"),
-        "__int__": lambda self: int(tokens.number(gpu, self)),
-        "__index__": lambda self: int(tokens.number(gpu, self)),
+        "item": lambda self: Unknown(has_integers(self)),
+        "tolist": lambda self: unknown_list(self.shape, has_integers(self)),
+        "__bool__": decide(BRANCHES),
+        "__int__": lambda self: int(Unknown()),
+        "__index__": lambda self: int(Unknown()),
         "__float__": lambda self: as_float(gpu.assumptions, sys._getframe(2)),
         "__complex__": decide("needs a number", True),
-        "numpy": lambda self, **_: stop(gpu, "becomes a numpy array"),
-        "__array__": lambda self, *_, **__: stop(gpu, "becomes a numpy array"),
-        "__contains__": decide("branches on a value"),
+        "numpy": lambda self, **_: unknown_array(gpu, self),
+        "__array__": lambda self, *_, **__: unknown_array(gpu, self),
+        "__contains__": decide(BRANCHES),
         "__format__": lambda self, spec="": format(Unknown(), spec),
     }
 
@@ -90,17 +91,39 @@ def _refuse_numpy_of_gpu(gpu: CudaGpu) -> None:
         setattr(Tensor, name, wrapped(getattr(Tensor, name), refuse))
 
 
-def unknown_list(gpu: CudaGpu, tensor: Tensor, shape: torch.Size) -> list | Unknown:
-    """Return nested lists of unknown numbers, or one number without dimensions.
+def has_integers(tensor: Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex())
+
+
+def unknown_list(shape: torch.Size, integers: bool) -> object:
+    """Return nested lists of this shape, of unknown numbers; one number without dimensions.
 
     Args:
-        gpu: this process's GPU.
-        tensor: the tensor that they are elements of.
-        shape: the shape of the lists.
+        shape: the tensor's shape.
+        integers: whether they are integers.
     """
     if not shape:
-        return tokens.number(gpu, tensor)
-    return [unknown_list(gpu, tensor, shape[1:]) for _ in range(shape[0])]
+        return Unknown(integers)
+    return [unknown_list(shape[1:], integers) for _ in range(shape[0])]
+
+
+def unknown_array(gpu: CudaGpu, tensor: Tensor) -> object:
+    """Return a numpy array of unknown numbers, to print or to average.
+
+    Raises:
+        NoValue: it is too large for one object per number, or a check reads it, which has no
+            --assume.
+    """
+    if tensor.numel() > MAX_UNKNOWN or not gpu.assumptions.command_line:
+        stop(gpu, "becomes a numpy array")
+    numpy = sys.modules.get("numpy")  # which torch imports if it is installed
+    if numpy is None:
+        raise RuntimeError("Numpy is not available")
+    array = numpy.empty(tensor.shape, dtype=object)
+    integers = has_integers(tensor)
+    for place in numpy.ndindex(array.shape):
+        array[place] = Unknown(integers)
+    return array
 
 
 def stop(gpu: CudaGpu, what: str) -> None:

@@ -2,13 +2,12 @@
 
 A decoding loop ends when a token is the end-of-text token. Since no token is computed, that is
 assumed: it never is, so the loop runs to its own maximum, or it is the N-th one
-(--output-tokens N). A tokenizer decodes such tokens to `?`.
+(--output-tokens N).
 """
 
 from __future__ import annotations
 
 import dis
-import functools
 import sys
 from collections.abc import Sequence
 from types import FrameType
@@ -26,13 +25,6 @@ NEVER = ("no token that was not computed is the end-of-text token, or any other 
          "compared with (--output-tokens N ends a sequence)")
 AS_NUMBER = "a token that was not computed is 0 where its number is needed"
 LONG = 512  # tokens after which the user is told why a sequence does not end
-# Methods that decode tokens, by module and class. The libraries are patched once they are imported.
-DECODERS = (("transformers.tokenization_utils_base", "PreTrainedTokenizerBase",
-             ("decode", "batch_decode", "convert_ids_to_tokens")),
-            ("tiktoken.core", "Encoding", ("decode", "decode_batch", "decode_bytes")),
-            ("sentencepiece", "SentencePieceProcessor",
-             ("Decode", "decode", "DecodeIds", "decode_ids", "IdToPiece", "id_to_piece")))
-SHOWN = "?"
 
 
 class TokenRules:
@@ -75,40 +67,23 @@ class TokenRules:
             return None
         return self.matches() == EQUAL[func]
 
+    def equal(self, other: object, frame: FrameType) -> bool:
+        """Return whether a token is equal to a number, for the frame that compares them."""
+        if is_lookup(frame):
+            return other == self.number()
+        return self.matches()
+
+    def number(self) -> int:
+        """Return the number that stands for a token, as an index or a key."""
+        self.gpu.assumptions.note_here(AS_NUMBER)
+        return 0
+
     def _warn(self, count: int) -> None:
         if count >= LONG and not self.warned:
             self.warned = True
             print(f"virtualrun: {count} tokens decoded so far, and no token that was not computed "
                   "ends a sequence; --output-tokens N does, and Ctrl-C prints the report",
                   file=sys.stderr, flush=True)
-
-
-class UnknownToken(Unknown):
-    """A token that was not computed."""
-
-    rules: TokenRules  # this process's; install sets it
-
-    def __eq__(self, other: object) -> bool:
-        if other is self:
-            return True
-        if isinstance(other, float):
-            return super().__eq__(other)
-        if is_lookup(sys._getframe(1)):
-            self.rules.gpu.assumptions.note_here(AS_NUMBER)
-            return other == 0
-        return self.rules.matches()
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __hash__(self) -> int:
-        return hash(0)
-
-    def __int__(self) -> int:
-        self.rules.gpu.assumptions.note_here(AS_NUMBER)
-        return 0
-
-    __index__ = __int__
 
 
 def is_lookup(frame: FrameType) -> bool:
@@ -122,51 +97,6 @@ def is_integer(dtype: torch.dtype) -> bool:
     return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
 
 
-def number(gpu: VirtualGpu, tensor: torch.Tensor) -> Unknown:
-    """Return an unknown element of a tensor: in inference, an integer is a token."""
-    if not (gpu.inferring and is_integer(tensor.dtype)):
-        return Unknown()
-    patch_decoders()
-    return UnknownToken()
-
-
-def patch_decoders() -> None:
-    """Make the tokenizers that are imported decode unknown tokens to `?`."""
-    for module, name, methods in DECODERS:
-        kind = getattr(sys.modules.get(module), name, None)
-        for method in methods if kind is not None else ():
-            original = getattr(kind, method, None)
-            if original is not None and not hasattr(original, "decodes_unknown"):
-                setattr(kind, method, _decoder(original))
-
-
-def _decoder(original):
-    @functools.wraps(original)
-    def decode(self, tokens=None, *args, **kwargs):
-        given = tokens if tokens is not None else kwargs.get("token_ids", kwargs.get("sequences"))
-        if not _has_unknown(given):
-            return original(self, *(() if tokens is None else (tokens,)), *args, **kwargs)
-        nested = isinstance(given, (list, tuple)) and any(
-            isinstance(item, (list, tuple, torch.Tensor)) and _dims(item) for item in given)
-        if nested or (isinstance(given, torch.Tensor) and given.dim() > 1):
-            return [SHOWN] * len(given)
-        return SHOWN
-    decode.decodes_unknown = True
-    return decode
-
-
-def _dims(item: object) -> bool:
-    return not isinstance(item, torch.Tensor) or item.dim() > 0
-
-
-def _has_unknown(value: object) -> bool:
-    if isinstance(value, torch.Tensor):
-        value = value.tolist()
-    if isinstance(value, (list, tuple)):
-        return any(map(_has_unknown, value))
-    return isinstance(value, UnknownToken)
-
-
 def install(gpu: VirtualGpu, last: int | None = None) -> None:
     """Decide comparisons of tokens in this process.
 
@@ -174,4 +104,4 @@ def install(gpu: VirtualGpu, last: int | None = None) -> None:
         gpu: this process's virtual GPU.
         last: the output token that ends a sequence; None: none does.
     """
-    UnknownToken.rules = gpu.values.tokens = TokenRules(gpu, last)
+    Unknown.tokens = gpu.values.tokens = TokenRules(gpu, last)

@@ -5,8 +5,9 @@ import re
 
 import pytest
 
-from job_monitor.nvidia_smi import cards, query, table
+from job_monitor.nvidia_smi import cards
 from virtualgpu.core.cards import CARDS
+from virtualgpu.smi import query, table
 
 STAMP = r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{3}"
 

@@ -22,14 +22,14 @@ A100 = CARDS["a100-80gb"]
 H = 256
 
 
-def accounted(program):
-    """The measures of a program that is given its ledger."""
+def accounted(program, error=None):
+    """The measures of a program that is given its ledger, and that may end with an error."""
     with VirtualGpu(A100) as gpu:
         ledger = Ledger(gpu)
         ledger.start()
         program(ledger)
         ledger.stop()
-    measured = measure(ledger)
+    measured = measure(ledger, error=error)
     json.dumps(measured, allow_nan=False)  # data, and nothing else
     return measured
 
@@ -76,6 +76,33 @@ def test_steps_are_found_and_the_report_says_how(update, found_by):
     assert result["flops"]["model_per_step"] == 3 * 2 * rows * (H * H + H * 512)
     assert result["tokens"]["per_step"] == rows
     assert result["tokens"]["per_second"] == rows / result["step"]["seconds"]
+
+
+@pytest.mark.parametrize("by", [by_hand, with_optimizer])
+def test_embeddings_of_the_same_tokens_count_once(by):
+    """Three of one shape, one of them cast first, as in models with an embedding per layer."""
+    def program(ledger):
+        tables = nn.ModuleList(nn.Embedding(512, H) for _ in range(3)).to("meta")
+        head = nn.Linear(H, 512, device="meta")
+        model = nn.ModuleList([tables, head])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+        for _ in range(6):
+            for _ in range(2):
+                tokens = torch.zeros(4, 32, dtype=torch.int64, device="meta")
+                half = nn.functional.embedding(tokens, tables[0].weight.bfloat16())
+                head(half.float() + tables[1](tokens) + tables[2](tokens)).sum().backward()
+            by(model, optimizer, ledger)
+
+    assert accounted(program)["tokens"]["per_step"] == 2 * 4 * 32
+
+
+@pytest.mark.parametrize(("error", "found"), [
+    ("RuntimeError: the loss is NaN", False), ("SystemExit: the program exited with 3", False),
+    ("KeyboardInterrupt: interrupted by Ctrl-C", True), (None, True)])
+def test_only_a_run_without_an_error_has_steps_by_repetition(error, found):
+    assert (accounted(training(5, by_hand), error)["step"] is not None) == found
+    step = accounted(training(5, with_optimizer), error)["step"]
+    assert step["count"] == 5 and step["found_by"] == "optimizer steps (SGD)"
 
 
 def test_the_time_of_a_step_is_the_gpu_s_and_not_the_host_s():

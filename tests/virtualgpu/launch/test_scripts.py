@@ -37,7 +37,7 @@ FEATURES = {
     "offload": (r"(cuda:0 cpu cpu\n){2}Parameter containing:\n"
                 r"tensor\(\?, size=\(1024,\), dtype=torch.float32, requires_grad=True\) cpu"),
     "host": (r"tensor\(\?, size=\(4,\), dtype=torch.float32\) \? \? cpu\n"
-             r"tensor\(\?, size=\(4,\), dtype=torch.float32\) \?\n"
+             r"tensor\(\?, size=\(4,\), dtype=torch.float32\) \?\n\[\? \? \? \?\]\n"
              r".*features.py, line \d+ .*becomes a numpy array, but its values were not.*\n"
              r"tensor\(\[0., 0., 0., 0.\]\) \[0. 0. 0. 0.\]"),
 }

@@ -260,8 +260,9 @@ def host():
     torch.save(log, file)
     file.seek(0)
     print(torch.load(file), copy.deepcopy(log)[0].item())
+    print(log.numpy())
     try:
-        log.numpy()
+        torch.randn(2**20, device="cuda").cpu().numpy()
     except ValueError as error:
         print(error)
     log.zero_()

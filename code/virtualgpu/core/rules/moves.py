@@ -41,8 +41,8 @@ def lookup(arguments: Sequence, results: Sequence[Operand]) -> KernelWork:
 
 def embedding(arguments: Sequence, results: Sequence[Operand]) -> KernelWork:
     """Cost of embedding(weight, indices, ..)."""
-    weight, indices = arguments[:2]
-    return lookup(arguments, results)._replace(table=tuple(weight.shape), tokens=indices.numel())
+    indices = arguments[1]
+    return lookup(arguments, results)._replace(tokens=indices.numel())
 
 
 def add_rows(arguments: Sequence, results: Sequence[Operand]) -> KernelWork:

@@ -71,8 +71,7 @@ class KernelWork(NamedTuple):
         flops: FLOPs of a fused kernel that is not a plain GEMM.
         dtype: dtype of these FLOPs, as in Card.tflops.
         attention: the fused attention kernel that computes them.
-        table: shape of an embedding's weight.
-        tokens: number of rows that are looked up in it.
+        tokens: number of rows that are looked up in an embedding.
     """
 
     bytes: int
@@ -81,7 +80,6 @@ class KernelWork(NamedTuple):
     flops: int = 0
     dtype: str = ""
     attention: AttentionKernel | None = None
-    table: tuple[int, ...] | None = None
     tokens: int = 0
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from job_monitor.nvidia_smi import unmodeled
-from job_monitor.nvidia_smi.cards import Gpu
 from virtualgpu.core.card import generation
 from virtualgpu.core.cards import nearest
+from virtualgpu.smi import unmodeled
+from virtualgpu.smi.gpus import Gpu
 
 NOT_MODELED = "[N/A]"
 
@@ -81,7 +81,7 @@ GPU_FIELDS = (
 )
 APP_FIELDS = (
     *SHARED,
-    QueryField("pid", "the process ID, in the cluster's PID namespace",
+    QueryField("pid", "the process ID; on a cluster, in its PID namespace",
                lambda gpu: gpu.process.pid),
     QueryField("process_name", 'always "python"', lambda gpu: "python"),
     QueryField("used_gpu_memory", "memory used by the process", lambda gpu: gpu.used, "MiB"),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from job_monitor.nvidia_smi.cards import Gpu
 from virtualgpu.net import intranode
 from virtualgpu.net.intranode import GpuSlot
 from virtualgpu.net.nodes import NODES, DeviceLocation, NodeType
+from virtualgpu.smi.gpus import Gpu
 
 MODELED = "virtual GPUs: modeled, no hardware"
 SELF = " X "

@@ -6,9 +6,10 @@ each of them than the GPU: for Python, for torch's dispatcher, for allocating th
 the launch. Views and calls of modules launch nothing, but cost the host as well.
 
 CALLS has the host's time per eager call as measured on the host of an H100 with torch 2.11
-(benchmarks/results/gpu_h100.md, "The host's time per eager call"). VIEW and MODULE_CALL were
-measured with torch 2.13 on one core of an AMD EPYC, because the record has neither
-(`python -m benchmarks.inference --host`). Nothing was fitted to inference on Hopper GPUs.
+(benchmarks/results/gpu_h100.md, "The host's time per eager call"); operations that the record lacks
+have the time of a similar one. VIEW and MODULE_CALL were measured with torch 2.13 on a busy core of
+an AMD EPYC, because the record has neither (`python benchmarks/inference.py --host`). Nothing was
+fitted to inference on Hopper GPUs; benchmarks/results/inference.md has the comparisons.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ CALLS: dict[str, float] = {
                      "aten.index_select", "aten.embedding", "aten.gather", "aten.scatter",
                      "aten.repeat", "aten.slice_scatter"), COPY),
 }
-VIEW = 2.0 * US  # the median of view, transpose, x[0], x[..., 0], x[:, :n], unsqueeze, and expand
-MODULE_CALL = 2.1 * US  # a module that reads a parameter and a number, and returns its input
+VIEW = 2 * US  # view, transpose, x[0], x[..., 0], x[:, :n], unsqueeze, expand: 1.2 to 3.5
+MODULE_CALL = 2 * US  # a module that reads a parameter and a number, and returns its input: 2 to 4
 GRAPH_LAUNCH = 10 * US  # assumed: one launch of a CUDA graph
 # How many times slower a host is than the one of CALLS, by the GPU's architecture. The A100's is
 # fitted to one row, gpt-fast's eager 25.5 tokens/s with PyTorch of 2023

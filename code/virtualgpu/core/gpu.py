@@ -86,7 +86,7 @@ class VirtualGpu(Storages, TorchDispatchMode):
         self.values: object | None = None  # known values of tensors, under virtualrun
         self.on_host: Collection[int] = frozenset()  # meta storages that are in the host's memory
         self.inferring = False  # whether the last outermost module ran without gradients
-        self.output_tokens = 0  # that the current generation has decoded (export/inference.py)
+        self.output_tokens = 0  # of the sequence that is being decoded (export/passes.py)
         self.eager: HostCosts | None = None  # the host's time per operation in inference
 
     def runs_inference(self) -> bool:

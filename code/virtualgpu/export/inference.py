@@ -15,6 +15,7 @@ from virtualgpu.export.passes import (
 )
 
 HOST = "host"
+LEAST_TOKENS = 4  # of a generation whose dynamic KV cache can be measured
 
 
 def measure(passes: Passes) -> dict | None:
@@ -96,14 +97,21 @@ def bounds(passes: Sequence[ForwardPass]) -> dict:
 def kv_cache(passes: Passes, typical: Sequence[ForwardPass]) -> dict | None:
     """Return the bytes of the KV cache of a generation; None if every pass recomputes all tokens.
 
+    The bytes are None if the generation is too short to see a cache grow.
+
     Args:
         passes: the program's forward passes.
         typical: the generation's.
     """
     if not cached(typical):
         return None
-    before = passes.caches(typical[1:])
     per_token = growth(typical)
     context = typical[0].length + len(typical) - 1
+    before = passes.caches(typical[1:])
+    if before < per_token * context:  # such as a counter, beside a dynamic cache
+        before = 0
+    if not before and len(typical) < LEAST_TOKENS:
+        return {"bytes": None, "preallocated": False, "context_tokens": context,
+                "bytes_per_token": None}
     return {"bytes": before or round(per_token * context), "preallocated": before > 0,
             "context_tokens": context, "bytes_per_token": None if before else per_token}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 
 import torch
 
@@ -30,6 +31,8 @@ class ModuleCalls:
     def _watched(self, original):
         @functools.wraps(original)
         def call(module: torch.nn.Module, *args: object, **kwargs: object):
+            if threading.current_thread() is not threading.main_thread():
+                return original(module, *args, **kwargs)
             if self.depth:
                 return self._nested(original, module, args, kwargs)
             return self._outermost(original, module, args, kwargs)

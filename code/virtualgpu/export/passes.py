@@ -6,6 +6,8 @@ the next call, such as sampling. inference.py finds generations in the passes.
 
 from __future__ import annotations
 
+import itertools
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +23,7 @@ from virtualgpu.export.blocks import PARAMETERS
 if TYPE_CHECKING:
     from virtualgpu.export.ledger import Ledger
 
+BOUNDS = BANDWIDTH, COMPUTE_BOUND, SHORT = "bandwidth", "compute", "short"  # of a kernel
 INTEGERS = (torch.int64, torch.int32)
 
 
@@ -34,6 +37,9 @@ class Times(NamedTuple):
 
     def plus(self, other: Times) -> Times:
         return Times(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+NO_TIME = Times()
 
 
 @dataclass
@@ -58,7 +64,7 @@ class ForwardPass:
     end: float = 0.0
     until: float = 0.0
     tokens: int = 0
-    times: Times = Times()
+    times: Times = NO_TIME
     written: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -77,23 +83,16 @@ class ForwardPass:
     def _shape(self) -> tuple[int, int]:
         """Return the batch size and the length of the sequences, from the tokens' shape."""
         ids = [shape for shape in self.shapes if 1 <= len(shape) <= 2]
-        numel = [shape for shape in ids if _count(shape) == self.tokens]
-        if self.tokens and numel:
-            shape = numel[0]
-            return (1, shape[0]) if len(shape) == 1 else (shape[0], shape[1])
+        looked_up = [shape for shape in ids if math.prod(shape) == self.tokens]
+        if self.tokens and looked_up:
+            *batch, length = looked_up[0]
+            return math.prod(batch), length
         for shape in self.shapes:
             if len(shape) == 3 and not self.tokens:  # embeddings or features, [b, s, h]
                 return shape[0], shape[1]
             if shape:
                 return shape[0], self.tokens // shape[0] if shape[0] else 0
         return 1, self.tokens
-
-
-def _count(shape: Sequence[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 class Passes:
@@ -111,8 +110,10 @@ class Passes:
         self.inside = False  # a pass
         self.live: dict[int, int] = {}  # bytes of blocks allocated in passes
         self.bytes = 0  # their sum
+        self._fresh: set[int] = set()  # allocated in the current pass
         self._first = 0  # the current pass's first operation
         self._exposed = 0.0
+        self._before: dict[tuple[int, str], tuple[ForwardPass, int]] = {}  # by module
         self._kinds: dict[int, tuple[str, float]] = {}  # by the plan's identity
 
     def begin(self, module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
@@ -122,6 +123,7 @@ class Passes:
         self.done.append(ForwardPass((id(module), type(module).__name__), self._now(),
                                      [tuple(item.shape) for item in tensors], self.bytes))
         self.inside = True
+        self._fresh.clear()
         self._first, self._exposed = self.ledger.operations, self.gpu.clock.exposed[COMPUTE]
 
     def end(self) -> None:
@@ -131,6 +133,10 @@ class Passes:
         last.tokens = max((plan.work.tokens for plan in self._plans() if plan.work is not None),
                           default=0)
         self.gpu.output_tokens = self._position()
+        before = self._before.get(last.module)
+        if before is not None and before[0].written == last.written:
+            last.written = before[0].written  # one dictionary for all passes with one cache
+        self._before[last.module] = last, self.gpu.output_tokens
 
     def stop(self) -> None:
         if self.done:
@@ -140,18 +146,20 @@ class Passes:
         if self.inside:
             self.live[key] = held
             self.bytes += held
+            self._fresh.add(key)
 
     def released(self, key: int) -> None:
         self.bytes -= self.live.pop(key, 0)
+        self._fresh.discard(key)
 
     def wrote(self, plan: OperationPlan, args: Sequence) -> None:
-        """Record an operation in a pass that writes a tensor older than the passes."""
+        """Record an operation in a pass that writes a tensor older than this pass."""
         if isinstance(plan.changed, int) and 0 <= plan.changed < len(args):
             target = args[plan.changed]
             if isinstance(target, torch.Tensor):
                 key = target.untyped_storage()._cdata
                 block = self.ledger.blocks.live.get(key)
-                if block is not None and key not in self.live:
+                if block is not None and key not in self._fresh:
                     self.done[-1].written[key] = block.size
 
     def caches(self, passes: Sequence[ForwardPass]) -> int:
@@ -164,10 +172,13 @@ class Passes:
                    and getattr(live.get(key), "label", None) != PARAMETERS)
 
     def _position(self) -> int:
-        """Return how many tokens of a sequence the passes since the last prompt have produced."""
-        if len(self.done) < 2 or not continues(self.done[-2], self.done[-1]):
-            return 1
-        return self.gpu.output_tokens + 1
+        """Return how many tokens of a sequence the module's passes since the last prompt have
+        produced; 0 if the last pass looked up no tokens."""
+        last = self.done[-1]
+        before = self._before.get(last.module)
+        if before is not None and continues(before[0], last):
+            return before[1] + 1
+        return 1 if last.tokens else 0
 
     def _now(self) -> float:
         """Return when the GPU is done with everything so far; deferred kernels stay deferred."""
@@ -185,26 +196,27 @@ class Passes:
         last = self.done[-1]
         if not final:
             last.until = self._now()
-        seconds = dict.fromkeys(Times._fields, 0.0)
+        seconds = dict.fromkeys(BOUNDS, 0.0)
         for plan in self._plans():
             known = self._kinds.get(id(plan))
             if known is None:
                 known = self._kinds[id(plan)] = bound(self.gpu.card, plan), plan.seconds
             seconds[known[0]] += known[1]
-        seconds["communication"] = self.gpu.clock.exposed[COMPUTE] - self._exposed
-        last.times = Times(**seconds)
+        exposed = self.gpu.clock.exposed[COMPUTE] - self._exposed
+        last.times = Times(**seconds, communication=exposed)
 
 
 def bound(card: Card, plan: OperationPlan) -> str:
-    """Return what bounds an operation: bandwidth, compute, or short (the shortest kernel)."""
+    """Return what bounds an operation, one of BOUNDS; a SHORT kernel takes as long as an empty one.
+    """
     work, efficiency = plan.work, card.efficiency
     if work is None:
-        return "short"
+        return SHORT
     least = work.kernels * efficiency.kernel
     moving = work.bytes / (card.bandwidth * efficiency.vector)
     if plan.seconds - least > moving * 1.001 and plan.seconds > 2 * least:
-        return "compute"
-    return "bandwidth" if moving > least else "short"
+        return COMPUTE_BOUND
+    return BANDWIDTH if moving > least else SHORT
 
 
 def continues(before: ForwardPass, one: ForwardPass) -> bool:
@@ -250,7 +262,7 @@ def growth(passes: Sequence[ForwardPass]) -> float:
     left = [one.left for one in passes[2:]]
     if len(left) < 2:
         return 0.0
-    steps = [after - before for before, after in zip(left, left[1:], strict=False)]
+    steps = [after - before for before, after in itertools.pairwise(left)]
     middle = statistics.median(steps)
     average = (left[-1] - left[0]) / len(steps)
     return max(0.0, average if middle == 0 or abs(average - middle) < abs(middle) else middle)

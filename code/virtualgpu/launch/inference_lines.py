@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from virtualgpu.core.memory import amount
+from virtualgpu.export.inference import LEAST_TOKENS
 
 NAMES = {"host": "the host, while the GPU waits for launches", "memory_bandwidth":
          "memory bandwidth", "compute": "compute", "communication": "communication",
@@ -56,6 +57,8 @@ def kv_cache(cache: dict | None) -> str:
         return "none: every pass computes all tokens again"
     if cache["preallocated"]:
         return f"{amount(cache['bytes'])}, preallocated"
+    if cache["bytes"] is None:
+        return f"not measured: that takes {LEAST_TOKENS} output tokens"
     if not cache["bytes"]:
         return "not found: nothing that the passes leave behind grows with the tokens"
     return (f"{amount(cache['bytes'])} after {count(cache['context_tokens'], 'token')}; "

@@ -16,8 +16,8 @@ NOTE = (
     "torch.compile is modeled as eager mode: compiled code fuses elementwise kernels and is faster "
         "(--fuse-pointwise)")
 GRAPHED = ("reduce-overhead", "max-autotune")  # modes
-NO_GRAPHS = ("torch.compile's CUDA graphs are modeled in inference only: elsewhere, the host "
-             "launches every kernel")
+NO_GRAPHS = ("torch.compile's CUDA graphs are not modeled outside of inference: the host launches "
+             "every kernel")
 
 
 def fuse(gpu: CudaGpu) -> None:
@@ -48,7 +48,9 @@ def host(gpu: CudaGpu, graphed: bool) -> Iterator[None]:
     if not isinstance(eager, EagerHost):
         yield
         return
-    graphed = graphed and not torch.is_grad_enabled()
+    if graphed and torch.is_grad_enabled():
+        gpu.assumptions.note(NO_GRAPHS)
+        graphed = False
     if graphed and not eager.graphed:
         gpu.clock.work(GRAPH_LAUNCH)
     eager.compiled += 1
@@ -66,7 +68,7 @@ def install(gpu: CudaGpu) -> None:
         if model is None:
             return lambda function: compile(function, mode=mode, options=options)
         graphed = bool(mode in GRAPHED or (options or {}).get("triton.cudagraphs"))
-        if graphed:
+        if graphed and gpu.eager is None:
             gpu.assumptions.note(NO_GRAPHS)
         gpu.assumptions.note(NOTE if gpu.fuser is None else fusing.NOTE)
         if gpu.fuser is None and gpu.eager is None:

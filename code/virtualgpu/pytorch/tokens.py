@@ -19,8 +19,9 @@ from virtualgpu.core.operand import tensors
 from virtualgpu.pytorch.unknown import Unknown
 
 aten = torch.ops.aten
-EQUAL = {aten.eq.Scalar: True, aten.eq.Tensor: True, aten.isin.Tensor_Tensor: True,
-         aten.isin.Tensor_Scalar: True, aten.ne.Scalar: False, aten.ne.Tensor: False}
+IS_IN = {aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar}
+EQUAL = {aten.eq.Scalar: True, aten.eq.Tensor: True, **dict.fromkeys(IS_IN, True),
+         aten.ne.Scalar: False, aten.ne.Tensor: False}
 NEVER = ("no token that was not computed is the end-of-text token, or any other token that it is "
          "compared with (--output-tokens N ends a sequence)")
 AS_NUMBER = "a token that was not computed is 0 where its number is needed"
@@ -37,6 +38,10 @@ class TokenRules:
 
     def __init__(self, gpu: VirtualGpu, last: int | None) -> None:
         self.gpu, self.last, self.used, self.warned = gpu, last, False, False
+
+    def active(self) -> bool:
+        """Return whether integers that were not computed are the tokens of a language model."""
+        return self.gpu.inferring and self.gpu.output_tokens > 0
 
     def matches(self) -> bool:
         """Return whether a token is the one that it is compared with, and record the assumption."""
@@ -58,12 +63,16 @@ class TokenRules:
             func: the operation; the answer is None if it is no such comparison.
             args: its positional arguments.
         """
-        if func not in EQUAL or not self.gpu.inferring:
+        if func not in EQUAL or not self.active():
             return None
-        known = [self.gpu.values.all_known([item]) for item in tensors(args)]
-        first = args[0]
-        if (not known or all(known) or sum(not one for one in known) > 1
-                or not isinstance(first, torch.Tensor) or not is_integer(first.dtype)):
+        token, *others = args
+        if not isinstance(token, torch.Tensor) or not is_integer(token.dtype):
+            return None
+        values = self.gpu.values
+        one = tensors(others)
+        # Several numbers are labels, with which a program measures how often it is right.
+        if (values.all_known([token]) or not values.all_known(one)
+                or func not in IS_IN and any(item.dim() for item in one)):
             return None
         return self.matches() == EQUAL[func]
 

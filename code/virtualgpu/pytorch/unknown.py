@@ -14,7 +14,6 @@ from typing import Protocol
 
 import torch
 
-from virtualgpu.core.gpu import VirtualGpu
 from virtualgpu.pytorch.assumptions import BRANCHES, Decisions
 
 NAN = float("nan")
@@ -32,7 +31,7 @@ LOGGERS = {"aim", "clearml", "comet_ml", "dvclive", "matplotlib", "mlflow", "nep
 class TokenComparisons(Protocol):
     """What inference assumes of tokens (tokens.py)."""
 
-    gpu: VirtualGpu
+    def active(self) -> bool: ...
 
     def equal(self, other: object, frame: FrameType) -> bool: ...
 
@@ -137,7 +136,7 @@ class Unknown:
     imag = 0
 
     def _is_token(self) -> bool:
-        return self.integer and self.tokens is not None and self.tokens.gpu.inferring
+        return self.integer and self.tokens is not None and self.tokens.active()
 
     def __int__(self) -> int:
         if self._is_token():

@@ -54,6 +54,9 @@ RANDOM_FILL = {"aten::normal_", "aten::uniform_", "aten::random_", "aten::bernou
 class Comparisons(Protocol):
     """Decides comparisons of tokens that were not computed (tokens.py)."""
 
+    last: int | None
+    used: bool
+
     def compared(self, func: torch._ops.OpOverload, args: Sequence) -> bool | None: ...
 
 

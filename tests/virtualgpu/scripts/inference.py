@@ -112,7 +112,7 @@ def until_end(most=20):
     print(len(texts), texts[0])
 
 
-def transformers():
+def transformers(**options):
     """Hugging Face's generate, which stops at its end-of-text token, and its tokenizer."""
     from tokenizers import Tokenizer, models
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -125,8 +125,19 @@ def transformers():
     model = LlamaForCausalLM(config).to("cuda", torch.bfloat16).eval()
     ids = torch.zeros(2, 8, dtype=torch.int64, device="cuda")
     out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=10, top_k=20,
-                         do_sample=True, top_p=0.9, eos_token_id=2, pad_token_id=2)
+                         do_sample=True, top_p=0.9, eos_token_id=2, pad_token_id=2, **options)
     print(tuple(out.shape), tokenizer.decode(out[0]), tokenizer.batch_decode(out))
+
+
+@torch.no_grad()
+def classifier(batch=8):
+    """Count how often a classifier is right, which its report must not claim to know."""
+    model, right = nn.Sequential(nn.Linear(1024, 1024), nn.Linear(1024, 10)).cuda(), 0
+    for _ in range(2):
+        labels = torch.zeros(batch, dtype=torch.int64, device="cuda")
+        chosen = model(torch.randn(batch, 1024, device="cuda")).argmax(-1)
+        right += (chosen == labels).sum().item() + (chosen == 3).sum().item()
+    print("right", right)
 
 
 @torch.inference_mode()
@@ -139,7 +150,7 @@ def encoder(batch=8, length=16):
     torch.cuda.synchronize()
 
 
-def training():
+def training(evaluates=True):
     """A training loop that evaluates without gradients is no inference."""
     model = Decoder().cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -148,8 +159,10 @@ def training():
         model(ids, positions).square().mean().backward()
         optimizer.step()
         with torch.no_grad():
-            model(ids, positions)
+            if evaluates:
+                model(ids, positions)
 
 
 {"static": static, "uncached": uncached, "until_end": until_end, "transformers": transformers,
- "encoder": encoder, "training": training}[sys.argv[1]]()
+ "transformers_static": lambda: transformers(cache_implementation="static"),
+ "classifier": classifier, "encoder": encoder, "training": training, "steps": lambda: training(False)}[sys.argv[1]]()

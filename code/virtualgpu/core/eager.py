@@ -8,7 +8,7 @@ the launch. Views and calls of modules launch nothing, but cost the host as well
 CALLS has the host's time per eager call as measured on the host of an H100 with torch 2.11
 (benchmarks/results/gpu_h100.md, "The host's time per eager call"); operations that the record lacks
 have the time of a similar one. VIEW and MODULE_CALL were measured with torch 2.13 on a busy core of
-an AMD EPYC, because the record has neither (`python benchmarks/inference.py --host`). Nothing was
+an AMD EPYC, because the record has neither (`python -m benchmarks.inference --host`). Nothing was
 fitted to inference on Hopper GPUs; benchmarks/results/inference.md has the comparisons.
 """
 

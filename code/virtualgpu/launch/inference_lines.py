@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from virtualgpu.core import accuracy
 from virtualgpu.core.memory import amount
 from virtualgpu.export.inference import LEAST_TOKENS
 
@@ -13,12 +14,21 @@ NAMES = {"host": "the host, while the GPU waits for launches", "memory_bandwidth
 LEAST = 0.05  # smallest share that is listed
 
 
-def inference(figures: dict) -> Iterator[str]:
-    """Yield the lines about generations, or about forward passes that generate nothing."""
+def inference(figures: dict, card: str) -> Iterator[str]:
+    """Yield the lines about generations, or about forward passes that generate nothing.
+
+    Args:
+        figures: the figures of inference (export/inference.py).
+        card: the GPU model.
+    """
     yield from (generation if figures["kind"] == "generation" else forward_passes)(figures)
     yield f"bound by       {bounds(figures)}"
     if figures["kind"] == "generation":
         yield f"KV cache       {kv_cache(figures['kv_cache'])}"
+        found = accuracy.DECODING.get(card)
+        yield ("expected error " + (f"{found} of the time per token, on published runs on {card}"
+                                    if found else "of the time per token: unknown; there is no "
+                                    f"published run on {card} to compare with"))
 
 
 def generation(figures: dict) -> Iterator[str]:

@@ -71,7 +71,7 @@ def figures(account: dict) -> Iterator[str]:
     step = account["step"]
     yield f"run            {ms(account['seconds'])} of modeled time"
     if account["inference"] is not None:
-        yield from inference(account["inference"])
+        yield from inference(account["inference"], account["gpu"]["name"])
         return
     if step is None:
         if account["error"] is None:

@@ -72,7 +72,7 @@ class TokenRules:
         one = tensors(others)
         # Several numbers are labels, with which a program measures how often it is right.
         if (values.all_known([token]) or not values.all_known(one)
-                or func not in IS_IN and any(item.dim() for item in one)):
+                or (func not in IS_IN and any(item.dim() for item in one))):
             return None
         return self.matches() == EQUAL[func]
 

@@ -123,7 +123,7 @@ def test_forward_passes_that_generate_nothing():
     assert (found["kind"], found["batch"], found["length"], found["count"]) == (
         "forward passes", 8, 16, 4)
     assert found["tokens_per_second"] == pytest.approx(16 * found["samples_per_second"])
-    first, *_ = inference(found)
+    first, *_ = inference(found, "h100-80gb")
     assert re.fullmatch(r"inference      [\d.]+ ms per forward pass of Decoder, batch size 8 of 16 "
                         r"tokens; .* in 4 calls, except the first", first)
 

@@ -165,4 +165,5 @@ def training(evaluates=True):
 
 {"static": static, "uncached": uncached, "until_end": until_end, "transformers": transformers,
  "transformers_static": lambda: transformers(cache_implementation="static"),
- "classifier": classifier, "encoder": encoder, "training": training, "steps": lambda: training(False)}[sys.argv[1]]()
+ "classifier": classifier, "encoder": encoder, "training": training,
+ "steps": lambda: training(False)}[sys.argv[1]]()

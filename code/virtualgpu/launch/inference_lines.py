@@ -39,18 +39,19 @@ def generation(figures: dict) -> Iterator[str]:
            f"{ms(figures['seconds'])}: {many}, found by calls of {figures['model']}")
     yield f"tokens/s       {figures['tokens_per_second']:,.1f} on this rank"
     yield f"first token    {ms(figures['first_token_seconds'])} (prefill)"
-    yield (f"per token      {ms(figures['token_seconds'])} (decode), "
-           f"{ms(figures['shortest_token_seconds'])} to {ms(figures['longest_token_seconds'])}")
+    yield (f"per token      {ms(figures['token_seconds'])} (decode)" + spread(
+        figures["shortest_token_seconds"], figures["longest_token_seconds"]))
 
 
 def forward_passes(figures: dict) -> Iterator[str]:
     length = f" of {count(figures['length'], 'token')}" if figures["length"] else ""
-    yield (f"inference      {ms(figures['seconds'])} per forward pass of {figures['model']}, "
-           f"{sequences(figures['batch'])}{length}; {ms(figures['shortest_seconds'])} to "
-           f"{ms(figures['longest_seconds'])} in {count(figures['count'], 'call')}, except the "
-           "first" if figures["count"] > 1 else
-           f"inference      {ms(figures['seconds'])} for the only forward pass of "
-           f"{figures['model']}, {sequences(figures['batch'])}{length}")
+    of = f"of {figures['model']}, {sequences(figures['batch'])}{length}"
+    if figures["count"] == 1:
+        yield f"inference      {ms(figures['seconds'])} for the only forward pass {of}"
+    else:
+        yield (f"inference      {ms(figures['seconds'])} per forward pass {of}; the median of "
+               f"{figures['count'] - 1} calls, except the first"
+               + spread(figures["shortest_seconds"], figures["longest_seconds"]))
     tokens = figures["tokens_per_second"]
     yield (f"throughput     {figures['samples_per_second']:,.1f} samples/s"
            + (f", {tokens:,.0f} tokens/s" if tokens else "") + " on this rank")
@@ -73,6 +74,11 @@ def kv_cache(cache: dict | None) -> str:
         return "not found: nothing that the passes leave behind grows with the tokens"
     return (f"{amount(cache['bytes'])} after {count(cache['context_tokens'], 'token')}; "
             f"{amount(round(cache['bytes_per_token']))} per token of all sequences")
+
+
+def spread(shortest: float, longest: float) -> str:
+    """Return the range of times, unless they are equal."""
+    return "" if ms(shortest) == ms(longest) else f", {ms(shortest)} to {ms(longest)}"
 
 
 def sequences(batch: int) -> str:

@@ -11,7 +11,7 @@ from virtualgpu.pytorch.private_names import ATTRIBUTES, NAMES, exists
 
 PACKAGE = Path(virtualgpu.__file__).parent
 # Private by their spelling only, or not torch's.
-PUBLIC = {"_replace", "_getframe", "_exit", "_nb_ops"}
+PUBLIC = {"_replace", "_getframe", "_exit", "_nb_ops", "_actions"}
 
 
 def private(name):

@@ -152,7 +152,8 @@ class VirtualGpu(Storages, TorchDispatchMode):
                 self.unknown[plan.name] += 1
             if self.journal is not None:
                 self.journal.kernel(key, func, args, kwargs, plan, out)
-            self.start(func, args, kwargs, plan, out)
+            if self.start(func, args, kwargs, plan, out):
+                return out, plan  # whoever deferred it records it
         if self.recorder is not None:
             self.recorder.operation(key, plan, (args, kwargs), out)
         return out, plan
@@ -228,8 +229,8 @@ class VirtualGpu(Storages, TorchDispatchMode):
         return max(seconds + work.kernels * efficiency.kernel, work.kernels * efficiency.pace)
 
     def start(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict, plan: OperationPlan,
-              out: object) -> None:
-        """Launch the kernels of an operation.
+              out: object) -> bool:
+        """Launch the kernels of an operation; return whether they were deferred instead.
 
         Args:
             func: the operation.
@@ -242,6 +243,7 @@ class VirtualGpu(Storages, TorchDispatchMode):
             for workspace in self.workspaces.allocate(plan, self.stream):
                 self.hold(workspace)
         self.launch(plan.name, plan.seconds, plan.kernels)
+        return False
 
     def launch(self, name: str, seconds: float, kernels: int) -> None:
         """Launch kernels on the current stream.

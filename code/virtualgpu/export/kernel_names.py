@@ -19,6 +19,7 @@ from virtualgpu.core.rules.gemm import best_tile
 from virtualgpu.core.rules.work import FULL_ALIGNMENT, GemmShape
 
 KERNEL, COPY, SET = "kernel", "gpu_memcpy", "gpu_memset"
+FUSED = "triton"  # Inductor's kernels: triton_poi_fused_add_mul, or _red_ if one of them reduces
 # C++ names as the profiler writes them, and as kernels' template arguments.
 CPP = {torch.float32: "float", torch.float16: "c10::Half", torch.bfloat16: "c10::BFloat16",
        torch.float64: "double", torch.int64: "long int", torch.int32: "int", torch.bool: "bool",
@@ -100,6 +101,8 @@ def kernels_of(card: Card, key: tuple, plan: OperationPlan) -> list[Kernel]:
                  torch.int64)
     name = plan.name + (" fp32" if dtype == torch.float32 else "")
     patterns = PATTERNS.get(name) or PATTERNS.get(plan.name) or elementwise(plan.name)
+    if plan.name.startswith(FUSED):
+        patterns = [Pattern(plan.name)]
     kernels = [kernel_from(pattern, CPP.get(dtype, str(dtype)), widest) for pattern in patterns]
     kernels += [kernels[-1]] * (plan.kernels - len(kernels))
     if len(kernels) > plan.kernels:  # a small reduction needs no counters to be set

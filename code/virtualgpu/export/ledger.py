@@ -128,7 +128,7 @@ class Ledger:
         block = self.blocks.allocated(key, held, self.phase, self.interval, len(self.steps))
         self.passes.allocated(key, held)
         if self.blocks.history is not None:
-            block.begin = self.gpu.clock.ready()
+            block.begin = self.gpu.clock.reached()
         if self.phase == BACKWARD:
             self._label_gradient(block)
         if block.number == self.next_scan:  # a program without an optimizer has parameters, too
@@ -139,7 +139,7 @@ class Ledger:
         self.passes.released(key)
         block = self.blocks.released(key, self.interval, len(self.steps))
         if block is not None and self.blocks.history is not None:
-            block.end = self.gpu.clock.ready()
+            block.end = self.gpu.clock.reached()
 
     def resized(self, key: int, size: int, _before: int, held: int) -> None:
         """Record a storage that was resized in place, as FSDP's are; its category stays."""
@@ -148,7 +148,7 @@ class Ledger:
         self.allocated(key, size, held)
         if old is not None:
             if self.blocks.history is not None:
-                old.end = self.gpu.clock.ready()
+                old.end = self.gpu.clock.reached()
             self.blocks.live[key].label = old.label
 
     def detached(self, tensor: torch.Tensor) -> None:

@@ -153,10 +153,22 @@ class TraceRecorder:
             given: its arguments, nested in any way.
             out: its results.
         """
+        self.kernel(key, plan, position(), keys(given), keys(out))
+
+    def kernel(self, key: tuple, plan: OperationPlan, by: Position, reads: tuple[int, ...],
+               writes: tuple[int, ...]) -> None:
+        """Record kernels that have just been launched.
+
+        Args:
+            key: the operation and the signatures of its arguments.
+            plan: its plan.
+            by: what launched them.
+            reads: identities of the storages that they read.
+            writes: identities of those that they write.
+        """
         clock, stream = self.gpu.clock, self.gpu.stream
-        self._add(OperationNote(
-            key, plan, clock.host, clock.streams[stream], node(),
-            torch._C._autograd._get_sequence_nr() - 1, stream, keys(given), keys(out)))
+        self._add(OperationNote(key, plan, clock.host, clock.streams[stream], *by, stream, reads,
+                                writes))
 
     def allocated(self, key: int, _size: int, held: int) -> None:
         self._memory(key, held)
@@ -169,8 +181,8 @@ class TraceRecorder:
 
     def _memory(self, address: int, size: int) -> None:
         memory, clock = self.gpu.memory, self.gpu.clock
-        self._add(MemoryNote(address, size, memory.live, memory.reserved, clock.host, clock.ready(),
-                             node()))
+        self._add(MemoryNote(address, size, memory.live, memory.reserved, clock.host,
+                             clock.reached(), node()))
 
     def waited(self, since: float) -> None:
         """Record that the host has waited from `since` until now."""
@@ -223,6 +235,13 @@ def keys(value: object) -> tuple[int, ...]:
     if not isinstance(value, (list, tuple)):
         return ()
     return tuple(dict.fromkeys(key for item in value for key in keys(item)))
+
+
+Position = tuple[AutogradNode, int]  # the autograd node, and the latest one's sequence number
+
+
+def position() -> Position:
+    return node(), torch._C._autograd._get_sequence_nr() - 1
 
 
 def node() -> AutogradNode:

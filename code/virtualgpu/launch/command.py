@@ -96,9 +96,6 @@ def start(options: argparse.Namespace) -> int:
                               f"{Path(options.json).absolute().parent} does not exist")
     if options.trace and Path(options.trace).exists() and not Path(options.trace).is_dir():
         raise VirtualGpuError(f"--trace {options.trace}: expected a folder, but this is a file")
-    if options.trace and options.fuse_pointwise:
-        raise VirtualGpuError("--trace and --fuse-pointwise: fused kernels cannot be traced; "
-                              "leave out one of them")
     present = present_ranks(options, cluster.world)
     try:
         cluster.require_representatives(present)

@@ -71,6 +71,7 @@ def _make(options, _) -> VirtualGroup:
         name = f"{options.group_id}/{'.'.join(map(str, ranks))}/{_group_counts[key]}"
     messenger = Messenger(rank, ranks, job_store, name, options.timeout)
     group = VirtualGroup(gpu, topology, ranks, rank, messenger, print_line)
+    group.nccl.options._timeout = options.timeout
     _groups.append(group)
     return group
 

@@ -27,6 +27,7 @@ from virtualgpu.net.communicator import BACKEND, Communicator
 from virtualgpu.net.errors import CollectiveMismatch, mismatch_message
 from virtualgpu.net.messages import RankMessage, describe, is_meta, kinds, total
 from virtualgpu.net.messenger import Messenger
+from virtualgpu.net.nccl_backend import ProcessGroupNCCL
 from virtualgpu.net.operations import Collectives, in_object_collective
 from virtualgpu.net.p2p import PointToPoint
 from virtualgpu.net.topology import Topology
@@ -87,8 +88,19 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
         from torch._C._distributed_c10d import FakeProcessGroup
 
         fake = FakeProcessGroup._create_internal(self.rank(), len(self.ranks))
+        self.nccl = ProcessGroupNCCL(group_rank=self.rank(), size=len(self.ranks))
         for kind in ("cpu", "cuda"):
             self._register_backend(torch.device(kind), dist.ProcessGroup.BackendType.CUSTOM, fake)
+
+    def _get_backend(self, device: torch.device) -> object:
+        """Return the backend that the program finds for a type of device."""
+        if device.type == "cuda" and self.serves_gpu:
+            return self.nccl
+        return super()._get_backend(device)
+
+    def monitored_barrier(self, timeout: object = None, wait_all_ranks: bool = False) -> None:
+        """Wait for all ranks; one that never arrives is named as in any collective."""
+        self.barrier().wait()
 
     @property
     def known(self) -> values.Known | None:

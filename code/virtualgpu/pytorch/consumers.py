@@ -17,7 +17,7 @@ import torch
 
 from virtualgpu.pytorch.device import space_of
 from virtualgpu.pytorch.mode import CudaGpu
-from virtualgpu.pytorch.unknown import Unknown, has_unknown
+from virtualgpu.pytorch.unknown import Unknown, has_unknown, is_object_array
 
 Patch = Callable[[ModuleType], None]
 # Methods of TensorBoard's SummaryWriter that draw from tensors; the others show single numbers.
@@ -35,7 +35,7 @@ DECODERS = {"sentencepiece": ("SentencePieceProcessor", "decode", "Decode", "Dec
 def install(gpu: CudaGpu) -> None:
     """Replace the functions, now or when their modules are imported."""
     patches: dict[str, Patch] = {
-        "statistics": summarize,
+        "statistics": summarize, "yaml": write_yaml,
         **{f"{package}.writer": functools.partial(draw, gpu)
            for package in ("torch.utils.tensorboard", "tensorboardX")},
         **{name: decode(*names) for name, names in DECODERS.items()}}
@@ -49,18 +49,26 @@ class AfterImport(importlib.abc.MetaPathFinder):
 
     def __init__(self, patches: dict[str, Patch]) -> None:
         self.patches = patches
+        self.searched: set[str] = set()  # modules whose specs other finders are looking for
 
     def find_spec(self, name: str, path: Sequence[str] | None = None,
                   target: ModuleType | None = None) -> object:
-        patch = self.patches.pop(name, None)  # so that the next line does not come here again
-        spec = None if patch is None else importlib.util.find_spec(name)
+        if name not in self.patches or name in self.searched:
+            return None
+        self.searched.add(name)  # so that the next line does not come here again
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.searched.discard(name)
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            patch(module)
+            patch = self.patches.pop(name, None)
+            if patch is not None:
+                patch(module)
 
         spec.loader.exec_module = exec_module
         return spec
@@ -77,6 +85,12 @@ def summarize(module: ModuleType) -> None:
 
     for name in SUMMARIES:
         setattr(module, name, unknown_or(getattr(module, name)))
+
+
+def write_yaml(module: ModuleType) -> None:
+    """Write unknown numbers as the string `?`."""
+    for dumper in (module.Dumper, module.SafeDumper):
+        dumper.add_representer(Unknown, lambda own, _: own.represent_str("?"))
 
 
 def draw(gpu: CudaGpu, module: ModuleType) -> None:
@@ -100,7 +114,7 @@ def is_uncomputed(gpu: CudaGpu, value: object) -> bool:
     """Return whether a tensor, an array of objects, or a list has values that were not computed."""
     if isinstance(value, torch.Tensor):
         return space_of(gpu, value) is not None and not gpu.values.known(value)
-    if str(getattr(value, "dtype", "")) == "object":  # a numpy array's
+    if is_object_array(value):
         value = value.tolist()
     return has_unknown(value)
 

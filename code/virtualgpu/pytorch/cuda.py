@@ -5,33 +5,22 @@ from __future__ import annotations
 import functools
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from types import SimpleNamespace
+from collections.abc import Callable
 
 import torch
 
-from virtualgpu.core.card import Card, generation
 from virtualgpu.core.errors import NoValue
 from virtualgpu.core.gpu import program_line
+from virtualgpu.net.nccl_backend import VERSION
 from virtualgpu.pytorch.mode import CudaGpu
+from virtualgpu.pytorch.properties import properties
 
 CUDA_VERSION = "12.8"  # as torch.version.cuda reports it
-NCCL_VERSION = (2, 27, 3)
 # Names in torch.cuda.memory_stats, in the order of Pool.levels, and names that are not modeled.
 COUNTED = (("allocated_bytes", "active_bytes"), ("reserved_bytes",), ("requested_bytes",),
            ("allocation", "active"), ("segment",))
 NOT_COUNTED = ("inactive_split_bytes", "inactive_split")
 FIGURES = ("current", "peak", "allocated", "freed")
-
-
-def properties(card: Card) -> SimpleNamespace:
-    """Return torch.cuda.get_device_properties."""
-    major, minor, threads = generation(card)
-    return SimpleNamespace(
-        name=card.product, total_memory=card.memory, multi_processor_count=card.sms, major=major,
-        minor=minor, max_threads_per_multi_processor=threads, warp_size=32, is_integrated=0,
-        is_multi_gpu_board=0, regs_per_multiprocessor=65536, gcnArchName="",
-        shared_memory_per_block=49152, L2_cache_size=0, uuid=f"virtual-{card.name}")
 
 
 def statistics(gpu: CudaGpu) -> OrderedDict[str, int]:
@@ -60,21 +49,14 @@ def statistics(gpu: CudaGpu) -> OrderedDict[str, int]:
 def install(gpu: CudaGpu) -> None:
     """Replace the functions of torch.cuda and torch.accelerator."""
     cuda = torch.cuda
-    replaced = {**_devices(gpu), **_memory(gpu), **_random(gpu), **_not_modeled()}
+    replaced = {**_devices(gpu), **_memory(gpu), **_random(gpu)}
     for name, value in replaced.items():
         setattr(cuda, name, value)
-    for module, names in ((cuda.memory, _memory(gpu)), (cuda.random, _random(gpu))):
-        for name in names:
-            if hasattr(module, name):
-                setattr(module, name, replaced[name])
-    for name, value in (("_scatter", _scatter), ("__getattr__", _missing)):
-        setattr(torch._C, name, value)  # a build without CUDA lacks both
     torch.multiprocessing.spawn = _not_started
-    cuda.nccl.version = lambda: NCCL_VERSION
+    cuda.nccl.version = lambda: VERSION
     for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
         setattr(cuda.nvtx, name, lambda *_, **__: 0)
     torch.version.cuda = CUDA_VERSION
-    torch.backends.cuda.is_built = lambda: True
     _accelerator(gpu)
     modules = torch.get_device_module
 
@@ -86,7 +68,7 @@ def install(gpu: CudaGpu) -> None:
 
 
 def _devices(gpu: CudaGpu) -> dict[str, object]:
-    props = properties(gpu.card)
+    props = properties(gpu.card, gpu.index)
 
     def set_device(device: object) -> None:
         """Make the process's GPU the current one. Torch ignores a negative index.
@@ -145,7 +127,7 @@ def utilization(gpu: CudaGpu) -> int:
 
 def busy_share(gpu: CudaGpu) -> float:
     """Return the share of the run in which kernels ran."""
-    seconds = gpu.clock.ready()
+    seconds = gpu.clock.reached()
     return min(1.0, gpu.computing / seconds) if seconds else 0.0
 
 
@@ -231,48 +213,11 @@ class GpuGenerator:
         return self.initial_seed()
 
 
-class CudaOnly(NoValue, AttributeError):
-    """A part of torch that is compiled for CUDA only. To hasattr, it does not exist."""
-
-
-def _missing(name: str) -> object:
-    """Refuse a function of torch._C that this build lacks, by its name."""
-    if name.startswith("__"):
-        raise AttributeError(f"module 'torch._C' has no attribute {name!r}")
-    raise CudaOnly(f"{program_line()}: torch._C.{name} is compiled for CUDA only, and not modeled "
-                   "on virtual GPUs; run the program without what calls it")
-
-
-def _scatter(tensor: torch.Tensor, devices: Sequence[int], *_: object) -> tuple[torch.Tensor]:
-    """Implement torch._C._scatter, which nn.DataParallel calls, for one GPU."""
-    if len(devices) > 1:
-        raise NoValue(f"{program_line()}: torch.nn.DataParallel uses {len(devices)} GPUs in one "
-                      "process, which virtual GPUs do not model; use DistributedDataParallel, or "
-                      "run on one GPU, such as --gpus h100:1")
-    return (tensor.to(torch.device("cuda", devices[0])),)
-
-
 def _not_started(*_: object, **__: object) -> None:
     """Refuse torch.multiprocessing.spawn."""
     raise NoValue(f"{program_line()}: processes that torch.multiprocessing.spawn starts have no "
                   "virtual GPU; virtualrun starts one process per GPU itself, as torchrun does: "
                   'call the function with int(os.environ["RANK"])')
-
-
-def _not_modeled() -> dict[str, object]:
-    """Return the functions that are not modeled; each raises NoValue with its name."""
-    def refused(what: str):
-        def refuse(*_: object, **__: object):
-            raise NoValue(
-                f"{program_line()}: {what} are not modeled on virtual GPUs; run the program "
-                          "without them")
-        return refuse
-
-    graphs, pools = refused("CUDA graphs"), refused("memory pools")
-    kinds = {name: type(name, (), {"__init__": stop}) for name, stop in (
-        ("CUDAGraph", graphs), ("graph", graphs), ("MemPool", pools))}
-    return {**kinds, "make_graphed_callables": graphs,
-            "cudart": refused("calls of the CUDA runtime")}
 
 
 def _accelerator(gpu: CudaGpu) -> None:

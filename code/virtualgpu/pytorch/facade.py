@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import torch
+
 from virtualgpu.pytorch import (
     autocast,
     checkpoints,
     compiled,
     consumers,
     cuda,
+    cuda_builds,
     decomposed,
     factories,
     files,
@@ -32,10 +35,12 @@ def install(gpu: CudaGpu) -> None:
     if streams.streams:
         raise RuntimeError("a virtual GPU is already installed in this process")
     private_names.check()
+    before = dict(vars(torch.cuda))
     unknown.Unknown.assumptions = gpu.assumptions
-    for part in (streams, cuda, autocast, decomposed, factories, tensors, pinned, files,
-                 checkpoints, compiled, timers, consumers):
+    for part in (streams, cuda, cuda_builds, autocast, decomposed, factories, tensors, pinned,
+                 files, checkpoints, compiled, timers, consumers):
         part.install(gpu)
+    cuda_builds.propagate(before)
     shape_tracing.install()
     unknown.patch_math()
     unknown.patch_json()

@@ -13,7 +13,7 @@ from virtualgpu.core.errors import NoValue
 from virtualgpu.core.gpu import program_line
 from virtualgpu.pytorch import pinned
 from virtualgpu.pytorch.mode import CudaGpu
-from virtualgpu.pytorch.unknown import Unknown, has_unknown
+from virtualgpu.pytorch.unknown import Unknown, has_unknown, is_object_array
 from virtualgpu.pytorch.visible import META, asked_for_meta, hidden
 
 # Functions that create a tensor like another one, and methods that do.
@@ -36,7 +36,9 @@ def install(gpu: CudaGpu) -> None:
     for name in NEW:
         setattr(torch.Tensor, name, _by_argument(gpu, getattr(torch.Tensor, name)))
     Unknown.tensor = functools.partial(_unknown, gpu)
-    torch.tensor = _of_unknown(torch.tensor)
+    for name in ("tensor", "as_tensor", "asarray"):
+        setattr(torch, name, _of_unknown(getattr(torch, name)))
+    torch.from_numpy = _from_array(torch.from_numpy)
     torch.device = _device_type(torch.device)
     torch.nn.init._no_grad_trunc_normal_ = _drawn_once(gpu,
                                                        torch.nn.init._no_grad_trunc_normal_)
@@ -167,17 +169,25 @@ def _drawn_once(gpu: CudaGpu, function):
 
 def _of_unknown(function):
     """Make the values of `torch.tensor([loss.item()])` unknown if the loss is."""
-    def tensor(data, *args, dtype=None, device=None, requires_grad=False, **kwargs):
+    def tensor(data, *args, dtype=None, device=None, **kwargs):
+        data = data.tolist() if is_object_array(data) else data
         if not has_unknown(data):
-            return function(data, *args, dtype=dtype, device=device, requires_grad=requires_grad,
-                            **kwargs)
-        like = function(_with_zeros(data), dtype=dtype)
+            return function(data, *args, dtype=dtype, device=device, **kwargs)
+        like = function(_with_zeros(data), *args, dtype=dtype)
         device = torch.get_default_device() if device is None else device
         return Unknown.tensor(like.shape, like.dtype, torch.device(device)).requires_grad_(
-            requires_grad)
+            kwargs.get("requires_grad", False))
 
-    tensor.__name__, tensor.__module__ = "tensor", "torch"
+    tensor.__name__, tensor.__module__ = function.__name__, "torch"
     return tensor
+
+
+def _from_array(function):
+    """Make the values of a tensor unknown if those of the numpy array are."""
+    def from_numpy(array):
+        return torch.tensor(array) if is_object_array(array) else function(array)
+
+    return from_numpy
 
 
 def _with_zeros(data: object) -> object:

@@ -18,17 +18,20 @@ from virtualgpu.core.gpu import VirtualGpu
 from virtualgpu.core.operand import moved, tensors
 from virtualgpu.core.plan import OperationPlan, changed_tensor, nested
 from virtualgpu.core.rules.work import KernelWork
+from virtualgpu.export.kernel_names import FUSED
+from virtualgpu.export.trace import Position, TraceRecorder, position
 from virtualgpu.pytorch.visible import key_of
 
 NAME = "fused kernels"
 NOTE = ("elementwise operations and reductions of compiled regions are fused; memory is that of "
         "eager mode, and nothing is recomputed")
 aten = torch.ops.aten
-FUSIBLE = {aten._to_copy, aten.copy_, aten.clone, aten.mean, aten.sum, aten.amax, aten.var_mean,
-        aten._softmax, aten._softmax_backward_data, aten._log_softmax,
-        aten._log_softmax_backward_data, aten.native_layer_norm, aten.native_layer_norm_backward,
-        aten._fused_rms_norm, aten._fused_rms_norm_backward, aten.native_dropout,
-        aten.native_dropout_backward}
+REDUCTIONS = {aten.mean, aten.sum, aten.amax, aten.var_mean, aten._softmax,
+              aten._softmax_backward_data, aten._log_softmax, aten._log_softmax_backward_data,
+              aten.native_layer_norm, aten.native_layer_norm_backward, aten._fused_rms_norm,
+              aten._fused_rms_norm_backward}
+FUSIBLE = REDUCTIONS | {aten._to_copy, aten.copy_, aten.clone, aten.native_dropout,
+                        aten.native_dropout_backward}
 
 
 class Fuser:
@@ -41,6 +44,7 @@ class Fuser:
         self.stream, self.elements, self.bytes_read = COMPUTE, 0, 0
         self.read: set[int] = set()  # storages
         self.written: dict[int, int] = {}  # bytes by storage
+        self.traced: TracedKernel | None = None  # while a trace is recorded
 
     @contextmanager
     def region(self) -> Iterator[None]:
@@ -98,6 +102,10 @@ class Fuser:
                 self.read.add(key)
                 self.bytes_read += moved(item)
         self.written |= {key_of(item): moved(item) for item in produced}
+        if self.gpu.recorder is not None:
+            if self.traced is None:
+                self.traced = TracedKernel(elements, (produced or operands)[0].dtype)
+            self.traced.add(func, operands, produced)
         return True
 
     def flush(self) -> None:
@@ -109,13 +117,57 @@ class Fuser:
         self.read.clear()
         self.written.clear()
         before, self.gpu.stream = self.gpu.stream, self.stream
-        self.gpu.launch(NAME, self.gpu.seconds(work), 1)
+        seconds, traced = self.gpu.seconds(work), self.traced
+        self.traced = None
+        self.gpu.launch(NAME, seconds, 1)
+        if self.gpu.recorder is not None and traced is not None:
+            traced.record(self.gpu.recorder, work, seconds)
         self.gpu.stream = before
 
     def died(self, key: int) -> None:
         """Drop a result that was freed, so that it is never written."""
         self.written.pop(key, None)
         self.read.discard(key)
+
+
+class TracedKernel:
+    """What a trace shows of a fused kernel, which is named as Inductor names kernels."""
+
+    def __init__(self, elements: int, dtype: torch.dtype) -> None:
+        self.shape = torch.Size([elements]), (1,), dtype, True  # as from plan.signature
+        self.operations: set[str] = set()
+        self.reduces = False
+        self.reads: dict[int, None] = {}  # storages, in order
+        self.writes: dict[int, None] = {}
+        self.by: Position = (None, 0)
+
+    def add(self, func: torch._ops.OpOverload, operands: Sequence[torch.Tensor],
+            produced: Sequence[torch.Tensor]) -> None:
+        """Add an operation.
+
+        Args:
+            func: the operation.
+            operands: the tensors that it reads.
+            produced: those that it writes.
+        """
+        self.operations.add(func._schema.name.partition("::")[2].strip("_"))
+        self.reduces = self.reduces or func.overloadpacket in REDUCTIONS
+        self.reads |= dict.fromkeys(map(key_of, operands))
+        self.writes |= dict.fromkeys(map(key_of, produced))
+        self.by = position()
+
+    def record(self, recorder: TraceRecorder, work: KernelWork, seconds: float) -> None:
+        """Record the kernel, which has just been launched.
+
+        Args:
+            recorder: the trace's.
+            work: its work.
+            seconds: its duration.
+        """
+        kind = "red" if self.reduces else "poi"
+        name = "_".join((FUSED, kind, "fused", *sorted(self.operations)))
+        plan = OperationPlan(None, None, name, seconds, 1, False, work)
+        recorder.kernel((name, self.shape), plan, self.by, tuple(self.reads), tuple(self.writes))
 
 
 class FusingClock(Clock):

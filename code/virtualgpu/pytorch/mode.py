@@ -199,17 +199,18 @@ class CudaGpu(CudaDevice):
         return tensor
 
     def start(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict, plan: OperationPlan,
-              out: object) -> None:
-        """Launch the kernels of an operation, or defer them for fusion."""
+              out: object) -> bool:
+        """Launch the kernels of an operation, or defer them for fusion and return True."""
         for workspace in self.workspaces.allocate(plan, self.stream):
             self.hold(workspace)
             if self.ledger is not None:
                 self.ledger.label(key_of(workspace), OTHER)
-        if self.fuser is None:
-            self.launch(plan.name, plan.seconds, plan.kernels)
-        elif not self.fuser.take(func, args, kwargs, plan, out):
+        if self.fuser is not None:
+            if self.fuser.take(func, args, kwargs, plan, out):
+                return True
             self.fuser.flush()
-            self.launch(plan.name, plan.seconds, plan.kernels)
+        self.launch(plan.name, plan.seconds, plan.kernels)
+        return False
 
     def release(self, key: int) -> None:
         super().release(key)

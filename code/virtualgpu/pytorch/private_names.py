@@ -31,6 +31,7 @@ NAMES = (
     "torch._C._dispatch_has_kernel_for_dispatch_key",
     "torch._C._dispatch_tls_set_dispatch_key_excluded",
     "torch._C._dispatch_tls_set_dispatch_key_included",
+    "torch._C._distributed_c10d.Backend.Options",
     "torch._C._distributed_c10d.FakeProcessGroup._create_internal",
     "torch._C._functions.AccumulateGrad._input_metadata",
     "torch._C._get_accelerator",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -13,8 +14,9 @@ from torch.distributed import device_mesh, distributed_c10d
 from virtualgpu.net import backend
 from virtualgpu.net.communicator import BACKEND
 from virtualgpu.net.group import VirtualGroup
+from virtualgpu.net.nccl_backend import NO_EFFECT, Options, ProcessGroupNCCL
 from virtualgpu.net.topology import Topology
-from virtualgpu.pytorch import functional_collectives
+from virtualgpu.pytorch import cuda_builds, functional_collectives
 from virtualgpu.pytorch.mode import CudaGpu
 
 NCCL_TIMEOUT = timedelta(minutes=10)  # torch's default
@@ -35,6 +37,9 @@ def install(gpu: CudaGpu, topology: Topology, present: Sequence[int] | None = No
     gpu.handlers.update(functional_collectives.handlers())
     backend.register(gpu, topology, present=present)
     everywhere("is_nccl_available", lambda: True)
+    for module in (distributed_c10d, dist, torch._C._distributed_c10d):
+        module.ProcessGroupNCCL = ProcessGroupNCCL
+    setattr(torch._C._distributed_c10d, "__getattr__", missing)  # noqa: B010  a module has none
     distributed_c10d.default_pg_nccl_timeout = NCCL_TIMEOUT
     distributed_c10d._new_process_group_helper = named(
         distributed_c10d._new_process_group_helper, ON_CUDA if present is None else ON_CUDA | GLOO)
@@ -46,6 +51,13 @@ def install(gpu: CudaGpu, topology: Topology, present: Sequence[int] | None = No
                              "them does, at the same time")
         everywhere("broadcast_object_list", represented(dist.broadcast_object_list))
         distributed_c10d.rendezvous = at_once(store or dist.HashStore(), len(topology.nodes))
+
+
+def missing(name: str) -> NoReturn:
+    """Refuse NCCL's functions of torch._C._distributed_c10d, which this build lacks, by name."""
+    if "nccl" in name.lower():
+        cuda_builds.refuse_c(f"_distributed_c10d.{name}")
+    raise AttributeError(f"module 'torch._C._distributed_c10d' has no attribute {name!r}")
 
 
 def settled(synchronize: Callable) -> Callable:
@@ -81,6 +93,11 @@ def named(helper: Callable, virtual: set[str]) -> Callable:
             world, gloo = distributed_c10d._world, str(name) in GLOO
             group.serves_cpu = "cpu" in str(name) or str(name) == "undefined" or gloo
             group.serves_gpu = not gloo
+            options = next((one for one in (*args, *kwargs.values()) if isinstance(one, Options)),
+                           None)
+            if options is not None:
+                group.nccl.options = options
+                group.gpu.assumptions.note(NO_EFFECT)
             world.pg_map[group] = dist.Backend("gloo" if gloo else "nccl"), world.pg_map[group][1]
         return group, store
     return make

@@ -18,7 +18,7 @@ from virtualgpu.pytorch.assumptions import BRANCHES, Decisions
 
 NAN = float("nan")
 FINITE = "values that were not computed are finite"
-PRINTED = "`nan` printed by % formatting stands for a value that was not computed"
+PRINTED = "`nan` printed by formatting a float stands for a value that was not computed"
 IN_JSON = "`null` in JSON stands for a value that was not computed"
 
 
@@ -198,15 +198,16 @@ def as_float(assumptions: Decisions, frame: FrameType) -> float:
 
     Args:
         assumptions: this run's assumptions.
-        frame: the caller's frame. `"%.3f" % loss` only prints, and LOGGERS only log or draw; they
-            get nan.
+        frame: the caller's frame. `"%.3f" % loss` and `f"{float(loss):.3f}"` only print, and
+            LOGGERS only log or draw; they get nan.
 
     Raises:
         NoValue: the caller does anything else, because a float cannot remember that it is unknown.
     """
     code = frame.f_code.co_code
     offset = frame.f_lasti
-    if dis.opname[code[offset]] == "BINARY_OP" and code[offset + 1] == REMAINDER:
+    if (dis.opname[code[offset]] == "BINARY_OP" and code[offset + 1] == REMAINDER) or (
+            is_formatted(frame)):
         assumptions.note(PRINTED)
         return NAN
     package = logger(frame.f_globals.get("__name__", ""))
@@ -214,6 +215,13 @@ def as_float(assumptions: Decisions, frame: FrameType) -> float:
         assumptions.note(f"`nan` in {package} stands for a value that was not computed")
         return NAN
     return float(assumptions.decide("needs a float (.item() would keep it unknown)", number=True))
+
+
+def is_formatted(frame: FrameType) -> bool:
+    """Return whether an f-string formats the result of the call that a frame is in."""
+    later = (one.opname for one in dis.get_instructions(frame.f_code)
+             if one.offset > frame.f_lasti and one.opname not in ("CACHE", "LOAD_CONST"))
+    return next(later, "").startswith("FORMAT_")
 
 
 def logger(module: str) -> str | None:
@@ -261,6 +269,11 @@ def has_unknown(data: object) -> bool:
     if type(data) in (list, tuple):
         return any(map(has_unknown, data))
     return type(data) is Unknown
+
+
+def is_object_array(data: object) -> bool:
+    """Return whether this is a numpy array of objects, such as unknown numbers."""
+    return str(getattr(data, "dtype", "")) == "object"
 
 
 def patch_json() -> None:

@@ -48,7 +48,6 @@ def program(tmp_path):
     (["--assume", "train.py=True"], "--assume train.py=True: expected FILE:LINE=True"),
     (["--gpus", "h100:4", "--present", "1,2"],
      "--present 1,2: expected ranks from 0 to 3, including 0"),
-    (["--trace", "traces", "--fuse-pointwise"], "--trace and --fuse-pointwise: .*leave out one"),
     (["--gpus", "h100:8", "--nodes", "9999"], "79992 ranks need about .* --solo to run one"),
 ])
 def test_a_wrong_option_is_named(capsys, monkeypatch, program, options, message):

@@ -1,5 +1,8 @@
 """torch.compile is eager, with a note, or its elementwise kernels are fused on request."""
 
+import itertools
+import json
+import re
 import time
 
 import pytest
@@ -116,3 +119,25 @@ def test_code_outside_of_compiled_regions_is_not_fused():
         torch.cuda.synchronize()
 
     assert run(program, fuse=True).seconds == run(program, fuse=False).seconds
+
+
+def test_a_trace_has_fused_kernels_and_changes_no_time(tmp_path):
+    """Inductor's names, with the storages that each kernel reads and writes."""
+    (plain,) = run_ranks(parse("h100"), Settings(fuse=True), timed())
+    (traced,) = run_ranks(parse("h100"), Settings(fuse=True, trace=str(tmp_path)), timed())
+    assert traced.error is None, traced.message
+    assert (traced.value, traced.seconds, traced.peak) == (plain.value, plain.seconds, plain.peak)
+    events = json.loads((tmp_path / "rank0.pt.trace.json").read_text())["traceEvents"]
+    kernels = [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy")]
+    fused = [event for event in kernels if event["name"].startswith("triton_")]
+    assert any(re.fullmatch(r"triton_red_fused_.*mean.*rsqrt.*", event["name"]) for event in fused)
+    assert sum(event["dur"] for event in fused) == pytest.approx(
+        1e6 * traced.busy["fused kernels"], rel=1e-3)
+    assert sum(event["dur"] for event in kernels) == pytest.approx(
+        1e6 * sum(traced.busy.values()), rel=1e-3)
+    ends = sorted((event["ts"], event["ts"] + event["dur"]) for event in kernels)
+    assert all(end <= start + 1e-6 for (_, end), (start, _) in itertools.pairwise(ends))
+    nodes = json.loads((tmp_path / "rank0.chakra.json").read_text())["nodes"]
+    names = {node["id"]: node["name"] for node in nodes}
+    (last,) = [node for node in nodes if node["name"].startswith("triton_")][-1:]
+    assert last["data_deps"] and last["duration_micros"] > 0 and names[last["id"]] == last["name"]

@@ -246,8 +246,8 @@ def test_a_generator_of_the_gpu_has_its_seed_and_state():
 
 
 @pytest.mark.parametrize(("program", "problem"), [
-    (lambda: torch.cuda.memory_snapshot(), "torch._C._cuda_memorySnapshot is compiled for CUDA "
-     "only, and not modeled on virtual GPUs"),
+    (lambda: torch.cuda.current_blas_handle(), "torch._C._cuda_getCurrentBlasHandle is compiled "
+     "for CUDA only, and not modeled on virtual GPUs"),
     (lambda: torch.multiprocessing.spawn(print, nprocs=2), "virtualrun starts one process per GPU"),
     (lambda: nn.DataParallel(nn.Linear(2, 2).cuda())(torch.ones(2, 2)),
      "torch.nn.DataParallel uses 2 GPUs in one process"),
@@ -261,7 +261,7 @@ def test_what_is_compiled_for_cuda_only_is_refused_by_name(program, problem):
 def test_data_parallel_on_one_gpu():
     def program():
         model = nn.DataParallel(nn.Linear(2, 2).cuda())
-        return str(model(torch.ones(2, 2)).device), hasattr(torch._C, "_cuda_memorySnapshot")
+        return str(model(torch.ones(2, 2)).device), hasattr(torch._C, "_nccl_unique_id")
 
     (rank,) = run_ranks(parse("h100:1"), Settings(), program)
     assert rank.error is None, rank.error

@@ -1,6 +1,7 @@
 """What only shows a value shows that it is unknown; what branches on one names its line."""
 
 import csv
+import importlib.util
 import io
 import json
 import math
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 
 import virtualgpu
 from virtualgpu.core import gpu
@@ -45,19 +47,25 @@ def shown():
     csv.DictWriter(table, ["loss", "step"]).writerow({"loss": value, "step": 3})
     return [
         f"{value} {value:.3f} {array:.2f} {ids.cpu().numpy()} {ids.tolist()}",
+        f"{float(loss)} {float(value):.3f} {'%.1f' % value}",  # noqa: UP031
         json.dumps({"loss": value, "id": integer}), json.dumps([value, integer], indent=1),
         table.getvalue(), str(divmod(integer, 3)), repr(round(value, 4)),
         *map(repr, (statistics.mean(iter([value, 1.0])), statistics.stdev([value, value]),
                     math.fsum([value, 1.0]), np.mean([value, 2.0]), np.round([value], 3)[0],
                     ids.cpu().numpy().mean(), np.exp(value), pickle.loads(pickle.dumps(value)))),
         str([isinstance(value, float), isinstance(integer, int), isinstance(value, int)]),
-        str([torch.tensor([value, 1]).dtype, torch.tensor([integer, 1]).dtype])]
+        str([torch.tensor([value, 1]).dtype, torch.tensor([integer, 1]).dtype]),
+        str([torch.as_tensor(value), torch.from_numpy(ids.cpu().numpy()), torch.tensor(
+            np.array([value, 1.0]), device="cuda")]),
+        yaml.safe_dump({"loss": value, "id": integer})]
 
 
 def test_what_prints_averages_or_converts_shows_a_question_mark():
-    text = ["? ? ? [? ? ? ?] [?, ?, ?, ?]", '{"loss": null, "id": null}', "[\n null,\n null\n]",
-            "?,3\r\n", "(?, ?)", *["?"] * 9, "[True, True, False]",
-            "[torch.float32, torch.int64]"]
+    text = ["? ? ? [? ? ? ?] [?, ?, ?, ?]", "nan nan nan", '{"loss": null, "id": null}',
+            "[\n null,\n null\n]", "?,3\r\n", "(?, ?)", *["?"] * 9, "[True, True, False]",
+            "[torch.float32, torch.int64]", "[tensor(?, size=(), dtype=torch.float32), tensor(?, "
+            "size=(4,), dtype=torch.int64), tensor(?, size=(2,), dtype=torch.float32, "
+            "device='cuda:0')]", "id: '?'\nloss: '?'\n"]
     assert result(shown).value == text
 
 
@@ -93,6 +101,7 @@ def test_tensorboard_draws_no_point_and_a_progress_bar_shows_a_question_mark(tmp
 
 
 def decoded():
+    assert importlib.util.find_spec("tokenizers") is not None  # which imports nothing
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 

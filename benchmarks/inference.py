@@ -32,7 +32,7 @@ ABOUT = """# Decoding, published and predicted
 
 Made by `python -m benchmarks.inference`: the time per output token, without the prompt. The host's
 cost per operation was measured on an H100's host, and only the A100's host was fitted, to the row
-that calibrates. All rows were known when the model was made, and the two T4 rows were the reason
+that calibrates. All rows were known when the model was made, and a T4 row was the reason
 why the A100's slower host is not assumed for other GPUs; so none is a blind prediction. The
 programs are in `benchmarks/decoding.py`; rows of Hugging Face's `generate` run on the installed
 transformers and not on the version of the source.

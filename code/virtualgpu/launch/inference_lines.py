@@ -26,9 +26,9 @@ def inference(figures: dict, card: str) -> Iterator[str]:
     if figures["kind"] == "generation":
         yield f"KV cache       {kv_cache(figures['kv_cache'])}"
         found = accuracy.DECODING.get(card)
-        yield ("expected error " + (f"{found} of the time per token, on published runs on {card}"
-                                    if found else "of the time per token: unknown; there is no "
-                                    f"published run on {card} to compare with"))
+        yield ("expected error " + (
+            f"{found} of the time per token in eager mode, on published runs on {card}" if found
+            else f"unknown: no published time per token on {card} was compared"))
 
 
 def generation(figures: dict) -> Iterator[str]:

@@ -84,6 +84,13 @@ def test_tokens_read_on_the_host_end_a_loop_where_the_user_says(last, count):
     assert (NEVER in said) == (last is None), said
 
 
+@pytest.fixture(scope="module")
+def transformers():
+    """Import once what the forks use."""
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast  # noqa: F401
+
+
+@pytest.mark.usefixtures("transformers")
 @pytest.mark.parametrize("last, count", [(None, 10), (4, 4)])
 def test_generate_ends_at_its_own_maximum_or_where_the_user_says(last, count):
     rank = run("transformers", output_tokens=last)
@@ -96,6 +103,7 @@ def test_generate_ends_at_its_own_maximum_or_where_the_user_says(last, count):
     assert not rank.unknown
 
 
+@pytest.mark.usefixtures("transformers")
 def test_the_static_cache_of_transformers_and_the_graph_that_it_is_decoded_in():
     eager, graphed = (run(mode, eager_host=True).account["inference"]
                       for mode in ("transformers", "transformers_static"))
@@ -134,6 +142,7 @@ def test_a_program_with_an_optimizer_is_no_inference():
     assert account["step"]["found_by"] == "optimizer steps (SGD)"
 
 
+@pytest.mark.usefixtures("transformers")
 def test_the_report(tmp_path, capfd):
     file = tmp_path / "report.json"
     rank, cluster = run("transformers", output_tokens=4, eager_host=True), parse("h100")
@@ -152,6 +161,7 @@ def test_the_report(tmp_path, capfd):
         assert re.search(line, said), (line, said)
 
 
+@pytest.mark.usefixtures("transformers")
 def test_the_program_of_the_documentation(capsys):
     """Its output and its report are on the page, to the last digit."""
     page = (SCRIPTS.parents[2] / "docs" / "virtualrun.md").read_text()

@@ -90,9 +90,8 @@ class ForwardPass:
         for shape in self.shapes:
             if len(shape) == 3 and not self.tokens:  # embeddings or features, [b, s, h]
                 return shape[0], shape[1]
-            if shape:
-                return shape[0], self.tokens // shape[0] if shape[0] else 0
-        return 1, self.tokens
+        batch = next((shape[0] for shape in self.shapes if shape and shape[0]), 1)
+        return batch, self.tokens // batch
 
 
 class Passes:
@@ -176,7 +175,8 @@ class Passes:
         produced; 0 if the last pass looked up no tokens."""
         last = self.done[-1]
         before = self._before.get(last.module)
-        if before is not None and continues(before[0], last):
+        if before is not None and (continues(before[0], last) or (
+                before[1] > 1 and last.length == before[0].length)):  # a cropped context
             return before[1] + 1
         return 1 if last.tokens else 0
 

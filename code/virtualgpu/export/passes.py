@@ -11,17 +11,16 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
 from virtualgpu.core.card import Card
 from virtualgpu.core.clock import COMPUTE
+from virtualgpu.core.gpu import VirtualGpu
 from virtualgpu.core.plan import OperationPlan
-from virtualgpu.export.blocks import PARAMETERS
-
-if TYPE_CHECKING:
-    from virtualgpu.export.ledger import Ledger
+from virtualgpu.export.blocks import PARAMETERS, Allocations
+from virtualgpu.export.steps import StepNotes
 
 BOUNDS = BANDWIDTH, COMPUTE_BOUND, SHORT = "bandwidth", "compute", "short"  # of a kernel
 INTEGERS = (torch.int64, torch.int32)
@@ -40,6 +39,18 @@ class Times(NamedTuple):
 
 
 NO_TIME = Times()
+
+
+class RunRecord(Protocol):
+    """The record of a run that passes refer to (ledger.py)."""
+
+    gpu: VirtualGpu
+    blocks: Allocations
+    notes: StepNotes
+    counted: int
+
+    @property
+    def operations(self) -> int: ...
 
 
 @dataclass
@@ -102,7 +113,7 @@ class Passes:
         trained: whether the program has run a backward pass, and so is no inference.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: RunRecord) -> None:
         self.ledger, self.gpu = ledger, ledger.gpu
         self.done: list[ForwardPass] = []
         self.trained = False

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import FrameType
 from typing import Protocol
 
 import torch
@@ -313,15 +314,22 @@ def caller() -> tuple[str, int, str]:
 
     The line number is 0 if no program runs, as in a finalizer.
     """
-    frame = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if file.startswith(LAUNCHER):
-            break
-        if not is_library(file):
-            return file, frame.f_lineno, linecache.getline(file, frame.f_lineno).strip()
+    frame, launched = sys._getframe(1), False
+    while frame is not None and is_library(frame.f_code.co_filename):
+        launched |= frame.f_code.co_filename.startswith(LAUNCHER)
         frame = frame.f_back
-    return "the program", 0, ""
+    if frame is None or (launched and not in_launcher(frame)):
+        return "the program", 0, ""
+    file = frame.f_code.co_filename
+    return file, frame.f_lineno, linecache.getline(file, frame.f_lineno).strip()
+
+
+def in_launcher(frame: FrameType) -> bool:
+    """Return whether the launcher of programs is among the callers of a frame."""
+    caller: FrameType | None = frame
+    while caller is not None and not caller.f_code.co_filename.startswith(LAUNCHER):
+        caller = caller.f_back
+    return caller is not None
 
 
 def is_library(file: str) -> bool:

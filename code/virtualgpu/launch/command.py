@@ -168,6 +168,8 @@ def run(options: argparse.Namespace, cluster: clusters.Cluster, present: list[in
                 report.say(f"{failures.INTERRUPTED if stopped else failures.headline(failed)}; the "
                            "figures cover the run up to there")
             report.show(cluster, results)
+        elif any(rank.error and rank.status != process.INTERRUPTED for rank in results):
+            report.say("there are no figures: nothing had run on a virtual GPU")
         if options.json:
             report.write(options.json, cluster, results)
     return next((rank.status or 1 for rank in results if rank.error), 0)

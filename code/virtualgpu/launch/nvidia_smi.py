@@ -46,9 +46,7 @@ def install(gpu: CudaGpu, cluster: Cluster, rank: int, folder: Path) -> None:
     program = Path(job.__file__).with_name("__main__.py")
     words = [sys.executable, "-I", "-S", str(program), str(folder), str(node)]
     text = f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
-    script = commands / "nvidia-smi"
-    save(script, text)
-    script.chmod(0o755)
+    save(commands / "nvidia-smi", text, 0o755)  # other ranks of the node write it, too
     os.environ["PATH"] = f"{commands}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     publish = functools.partial(describe, gpu, rank, folder, os.getpid())
     publish()

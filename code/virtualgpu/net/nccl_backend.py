@@ -82,6 +82,10 @@ class ProcessGroupNCCL:
     perform_nocolor_split = _set_sequence_number_for_group = _nothing
     _start_time_estimate = _nothing
 
+    def supports_tensor_alloc(self, device: object) -> bool:
+        """FSDP2 then allocates as usual, and not in memory registered with NCCL."""
+        return False
+
     def comm_split_count(self) -> int:
         return 0
 
@@ -98,5 +102,5 @@ class ProcessGroupNCCL:
         raise NoValue(f"{program_line()}: memory pools and time estimates of NCCL are not modeled "
                       "on virtual GPUs; run the program without them")
 
-    register_mem_pool = deregister_mem_pool = _end_time_estimate = _refuse
+    register_mem_pool = deregister_mem_pool = _end_time_estimate = allocate_tensor = _refuse
     mem_allocator = property(_refuse)

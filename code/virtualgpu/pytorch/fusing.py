@@ -150,7 +150,7 @@ class TracedKernel:
             operands: the tensors that it reads.
             produced: those that it writes.
         """
-        self.operations.add(func._schema.name.partition("::")[2].strip("_"))
+        self.operations.add(func._schema.name.partition("::")[2].rstrip("_"))
         self.reduces = self.reduces or func.overloadpacket in REDUCTIONS
         self.reads |= dict.fromkeys(map(key_of, operands))
         self.writes |= dict.fromkeys(map(key_of, produced))

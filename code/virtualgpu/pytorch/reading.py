@@ -10,6 +10,7 @@ from torch import Tensor
 
 from virtualgpu.core.errors import NoValue
 from virtualgpu.core.gpu import program_line
+from virtualgpu.pytorch.arrays import unknown_array
 from virtualgpu.pytorch.assumptions import BRANCHES, WITHOUT_READING
 from virtualgpu.pytorch.device import space_of
 from virtualgpu.pytorch.mode import CudaGpu
@@ -73,8 +74,8 @@ def _unknown_reads(gpu: CudaGpu) -> dict[str, Callable]:
         "__index__": lambda self: int(Unknown()),
         "__float__": lambda self: as_float(gpu.assumptions, sys._getframe(2)),
         "__complex__": decide("needs a number", True),
-        "numpy": lambda self, **_: unknown_array(gpu, self),
-        "__array__": lambda self, *_, **__: unknown_array(gpu, self),
+        "numpy": lambda self, **_: as_array(gpu, self),
+        "__array__": lambda self, *_, **__: as_array(gpu, self),
         "__contains__": decide(BRANCHES),
         "__format__": lambda self, spec="": format(Unknown(), spec),
     }
@@ -107,7 +108,7 @@ def unknown_list(shape: torch.Size, integers: bool) -> object:
     return [unknown_list(shape[1:], integers) for _ in range(shape[0])]
 
 
-def unknown_array(gpu: CudaGpu, tensor: Tensor) -> object:
+def as_array(gpu: CudaGpu, tensor: Tensor) -> object:
     """Return a numpy array of unknown numbers, to print or to average.
 
     Raises:
@@ -116,14 +117,7 @@ def unknown_array(gpu: CudaGpu, tensor: Tensor) -> object:
     """
     if tensor.numel() > MAX_UNKNOWN or not gpu.assumptions.command_line:
         stop(gpu, "becomes a numpy array")
-    numpy = sys.modules.get("numpy")  # which torch imports if it is installed
-    if numpy is None:
-        raise RuntimeError("Numpy is not available")
-    array = numpy.empty(tensor.shape, dtype=object)
-    integers = has_integers(tensor)
-    for place in numpy.ndindex(array.shape):
-        array[place] = Unknown(integers)
-    return array
+    return unknown_array(tensor.shape, has_integers(tensor))
 
 
 def stop(gpu: CudaGpu, what: str) -> None:

@@ -16,4 +16,5 @@ for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
     # End as a C program does, without a traceback. A shell's background jobs ignore Ctrl-C.
     if number == signal.SIGPIPE or signal.getsignal(number) != signal.SIG_IGN:
         signal.signal(number, signal.SIG_DFL)
-sys.exit(cli.main(partial(job.gpus, Path(sys.argv[1]), int(sys.argv[2])), sys.argv[3:]))
+folder, node, *arguments = sys.argv[1:]
+sys.exit(cli.main(partial(job.gpus, Path(folder), int(node)), arguments, labeled=False))

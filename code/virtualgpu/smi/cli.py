@@ -165,13 +165,20 @@ def render(options: argparse.Namespace, shown: dict[str, list[Gpu]], with_header
     return "\n".join(parts) if options.topology else "".join(parts)
 
 
-def query_repeatedly(find: Find, options: argparse.Namespace, out: TextIO) -> None:
-    """Print the GPUs once, or every period if --loop was given. Raises SmiExit."""
+def query_repeatedly(find: Find, options: argparse.Namespace, out: TextIO, labeled: bool) -> None:
+    """Print the GPUs once, or every period if --loop was given. Raises SmiExit.
+
+    Args:
+        find: as for main.
+        options: the parsed options.
+        out: where they are printed.
+        labeled: as for main.
+    """
     first = True
     while True:
         shown = find(options.node)
         output = render(options, shown, first)
-        if first and (options.columns is not None or len(shown) > 1):
+        if labeled and first and (options.columns is not None or len(shown) > 1):
             notice = f"nvidia-smi: {table.MODELED}"
             if len(shown) > 1:
                 notice += f"; nodes {', '.join(shown)} (--node NAME selects one)"
@@ -184,12 +191,14 @@ def query_repeatedly(find: Find, options: argparse.Namespace, out: TextIO) -> No
         time.sleep(options.period)
 
 
-def main(find: Find, argv: Sequence[str]) -> int:
+def main(find: Find, argv: Sequence[str], labeled: bool = True) -> int:
     """Run the command and return its exit code.
 
     Args:
         find: returns the GPUs to show, by node, for the value of --node; may raise SmiExit.
         argv: the command-line arguments.
+        labeled: whether values without a table come with a line on stderr that says that the GPUs
+            are modeled. A program under virtualrun has its report, which says so.
     """
     try:
         options = parse(argv)
@@ -198,7 +207,7 @@ def main(find: Find, argv: Sequence[str]) -> int:
                 print(query.help_text(name.replace("_", "-"), fields, aliases))
                 return 0
         if options.filename is None:
-            query_repeatedly(find, options, sys.stdout)
+            query_repeatedly(find, options, sys.stdout, labeled)
             return 0
         try:
             out = open(options.filename, "w")  # noqa: SIM115 (closed below)
@@ -206,7 +215,7 @@ def main(find: Find, argv: Sequence[str]) -> int:
             raise SmiExit(INVALID, f"ERROR: -f {options.filename}: {error.strerror}; nearest: a "
                                    f"file in {os.getcwd()}") from error
         with out:
-            query_repeatedly(find, options, out)
+            query_repeatedly(find, options, out, labeled)
     except SmiExit as stop:
         print(stop, file=sys.stderr)
         return stop.code

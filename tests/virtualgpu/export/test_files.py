@@ -1,6 +1,7 @@
 """The files of --trace: a Chakra trace that the schema's own messages read, and a memory trace."""
 
 import json
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -14,6 +15,7 @@ from virtualgpu.export import chakra, chrome_trace, memory_timeline
 from virtualgpu.export.files import TraceFiles
 from virtualgpu.export.ledger import Ledger
 from virtualgpu.export.measures import measure
+from virtualgpu.export.saving import save
 from virtualgpu.export.trace import CommunicationNote, RankPlacement, TraceRecorder
 
 from .et_def import messages
@@ -181,3 +183,16 @@ def test_the_chrome_trace_has_every_kernel_on_its_stream(written):
                if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
     nodes = nodes_of(written[0]["chakra.json"])
     assert len(kernels) >= sum(node.type == 4 for node in nodes.values()) > 100
+
+
+def test_a_file_has_its_permissions_before_it_has_its_name(tmp_path, monkeypatch):
+    """Another process may start the program as soon as it exists."""
+    modes, replace = [], Path.replace
+
+    def watched(path, target):
+        modes.append(path.stat().st_mode & 0o777)
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", watched)
+    save(tmp_path / "program", "#!/bin/sh\n", 0o755)
+    assert modes == [0o755]

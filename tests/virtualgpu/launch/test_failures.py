@@ -52,6 +52,12 @@ def test_an_error_that_all_ranks_raise_is_printed_once(virtualrun):
     assert "ranks 0 to 3 failed: NoValue: " in text
 
 
+def test_a_program_that_fails_before_it_uses_a_gpu_has_no_figures(virtualrun):
+    status, text = virtualrun("raise KeyError('early')", "--gpus", "h100:2")
+    assert status == 1 and "KeyError: 'early'" in text and "peak memory" not in text
+    assert text.endswith("virtualrun: there are no figures: nothing had run on a virtual GPU\n")
+
+
 def test_an_out_of_memory_error_names_the_gpu_of_the_local_rank():
     ranks = virtualgpu.run(lambda: exec(FULL, {}), "h100:2")
     for index, rank in enumerate(ranks):

@@ -41,6 +41,8 @@ def ranks(gpus, nodes, present):
         for rank in found:
             assert rank.error is None, rank.message
         names = {path.name for path in folder.iterdir()}
+        found_mode = (folder / "node0" / "nvidia-smi").stat().st_mode
+        assert found_mode & 0o777 == 0o755
     assert not folder.exists() and job.CLUSTER in names
     return found, names
 

@@ -57,7 +57,15 @@ def shown():
         str([torch.tensor([value, 1]).dtype, torch.tensor([integer, 1]).dtype]),
         str([torch.as_tensor(value), torch.from_numpy(ids.cpu().numpy()), torch.tensor(
             np.array([value, 1.0]), device="cuda")]),
-        yaml.safe_dump({"loss": value, "id": integer})]
+        yaml.safe_dump({"loss": value, "id": integer}), str(checked(ids))]
+
+
+def checked(ids):
+    """Hugging Face's Trainer gathers the losses of an evaluation, and averages the finite ones."""
+    losses = np.concatenate([ids.float().cpu().numpy(), np.array([np.inf, 1.0])])
+    finite = np.isfinite(losses)
+    return [finite.tolist(), np.isnan(losses).any(), losses[finite].mean(), (losses + 1)[0],
+            pickle.loads(pickle.dumps(losses[:1]))]
 
 
 def test_what_prints_averages_or_converts_shows_a_question_mark():
@@ -65,7 +73,8 @@ def test_what_prints_averages_or_converts_shows_a_question_mark():
             "[\n null,\n null\n]", "?,3\r\n", "(?, ?)", *["?"] * 9, "[True, True, False]",
             "[torch.float32, torch.int64]", "[tensor(?, size=(), dtype=torch.float32), tensor(?, "
             "size=(4,), dtype=torch.int64), tensor(?, size=(2,), dtype=torch.float32, "
-            "device='cuda:0')]", "id: '?'\nloss: '?'\n"]
+            "device='cuda:0')]", "id: '?'\nloss: '?'\n",
+            "[[True, True, True, True, False, True], np.False_, ?, ?, array([?], dtype=object)]"]
     assert result(shown).value == text
 
 

@@ -8,7 +8,8 @@ import re
 import pytest
 
 from virtualgpu.core.eager import CALLS, MODULE_CALL, VIEW
-from virtualgpu.launch import report
+from virtualgpu.core.errors import VirtualGpuError
+from virtualgpu.launch import process, report
 from virtualgpu.launch.cluster import parse
 from virtualgpu.launch.command import main
 from virtualgpu.launch.inference_lines import inference
@@ -33,7 +34,7 @@ def run(mode, gpu="h100", name="inference", **settings):
         return printed.getvalue()
 
     (rank,) = run_ranks(parse(gpu), Settings(**settings), captured, None)
-    assert rank.error is None, rank.message
+    assert (rank.error is None) == (mode != "mistake"), rank.message
     return rank
 
 
@@ -173,6 +174,12 @@ def test_the_program_of_the_documentation(capsys):
     assert rank.value + said in page
 
 
+def test_an_error_in_a_module_has_no_line_of_ours():
+    said = run("mistake").message
+    assert "missing 1 required positional argument: 'positions'" in said
+    assert "in mistake" in said and "virtualgpu/export" not in said
+
+
 @pytest.mark.parametrize("option, message", [
     (["--output-tokens", "0"], "--output-tokens 0: expected at least 1"),
     (["--host-cost", "none"], "invalid choice: 'none'")])
@@ -181,6 +188,17 @@ def test_bad_input(option, message, capsys):
         raise SystemExit(main([*option, str(SCRIPTS / "inference.py")]))
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options, eager, last", [
+    ([], True, None), (["--host-cost", "launches", "--output-tokens", "7"], False, 7)])
+def test_the_options_of_the_command(options, eager, last, monkeypatch):
+    def become(_cluster, _rank, settings, _present):
+        assert (settings.eager_host, settings.output_tokens) == (eager, last)
+        raise VirtualGpuError("far enough")
+
+    monkeypatch.setattr(process, "become", become)
+    assert main([*options, str(SCRIPTS / "inference.py")]) == 2
 
 
 def test_costs_are_positive_and_views_are_cheapest():

@@ -144,6 +144,12 @@ def classifier(batch=8):
     print("right", right)
 
 
+@torch.no_grad()
+def mistake():
+    """Call a model without an argument that it needs."""
+    nn.Sequential(Decoder()).cuda()(torch.zeros(1, 4, dtype=torch.int64, device="cuda"))
+
+
 @torch.inference_mode()
 def encoder(batch=8, length=16):
     """Run forward passes that generate nothing."""
@@ -169,5 +175,5 @@ def training(evaluates=True):
 
 {"static": static, "uncached": uncached, "until_end": until_end, "transformers": transformers,
  "transformers_static": lambda: transformers(cache_implementation="static"),
- "classifier": classifier, "encoder": encoder, "training": training,
+ "classifier": classifier, "mistake": mistake, "encoder": encoder, "training": training,
  "steps": lambda: training(False)}[sys.argv[1]]()

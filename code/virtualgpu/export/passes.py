@@ -128,6 +128,8 @@ class Passes:
 
     def begin(self, module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
         self._close()
+        if self.trained:  # only the position in a sequence is of use
+            self.done.clear()
         tensors = [item for item in (*args, *kwargs.values()) if isinstance(item, torch.Tensor)]
         tensors.sort(key=lambda item: item.dtype not in INTEGERS)
         self.done.append(ForwardPass((id(module), type(module).__name__), self._now(),

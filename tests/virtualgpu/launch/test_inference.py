@@ -105,6 +105,13 @@ def test_generate_ends_at_its_own_maximum_or_where_the_user_says(last, count):
 
 
 @pytest.mark.usefixtures("transformers")
+def test_texts_that_training_generates_end_where_the_user_says():
+    rank = run("rollouts", output_tokens=5)
+    assert rank.value == "13\n13\n"
+    assert rank.account["inference"] is None and rank.account["step"]["count"] == 2
+
+
+@pytest.mark.usefixtures("transformers")
 def test_the_static_cache_of_transformers_and_the_graph_that_it_is_decoded_in():
     eager, graphed = (run(mode, eager_host=True).account["inference"]
                       for mode in ("transformers", "transformers_static"))

@@ -173,7 +173,29 @@ def training(evaluates=True):
                 model(ids, positions)
 
 
-{"static": static, "uncached": uncached, "until_end": until_end, "transformers": transformers,
- "transformers_static": lambda: transformers(cache_implementation="static"),
- "classifier": classifier, "mistake": mistake, "encoder": encoder, "training": training,
- "steps": lambda: training(False)}[sys.argv[1]]()
+def rollouts(most=12):
+    """Generate texts in every training step, as reinforcement learning does."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    model = LlamaForCausalLM(LlamaConfig(
+        hidden_size=WIDTH, intermediate_size=512, num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS, num_key_value_heads=2, vocab_size=VOCABULARY)).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        ids = torch.zeros(2, 8, dtype=torch.int64, device="cuda")
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=most,
+                             eos_token_id=2, pad_token_id=0)
+        model(input_ids=out, labels=out).loss.backward()
+        optimizer.step()
+        print(out.shape[1])
+
+
+def transformers_static():
+    transformers(cache_implementation="static")
+
+
+def steps():
+    training(evaluates=False)
+
+
+globals()[sys.argv[1]]()

@@ -38,6 +38,12 @@ MEMORY: Mapping[str, MeanError] = {
     "a10": MeanError(0.032, 1), "a100-80gb": MeanError(0.05, 22), "h100-80gb": MeanError(0.043, 4),
     "h200": MeanError(0.012, 1), "v100-sxm2-16gb": MeanError(0.092, 1)}
 
+# Errors of the time per output token of eager inference, by GPU model
+# (benchmarks/results/inference.md).
+DECODING: Mapping[str, MeanError] = {
+    "a100-80gb": MeanError(0.134, 1), "h100-80gb": MeanError(0.24, 6), "l4": MeanError(0.085, 1),
+    "t4": MeanError(0.099, 3)}
+
 # Largest relative error of the memory that a program's own tensors allocate, by GPU model: in fp32
 # runs of the trainer. In 16 bits, it was 0.01% (docs/virtual-gpus.md, "Compared with a real H100").
 ALLOCATED: Mapping[str, float] = {"h100-80gb": 0.033}

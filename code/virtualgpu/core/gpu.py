@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import FrameType
+from typing import Protocol
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -55,6 +56,14 @@ LIBRARY_CODE = (PACKAGE, f"{Path(torch.__file__).parent}{os.sep}", "<frozen ")
 STANDARD_LIBRARY = f"{Path(os.__file__).parent}{os.sep}"
 
 
+class HostCosts(Protocol):
+    """Charges the host for more than launches (eager.py)."""
+
+    def operation(self, name: str, launches: float) -> float: ...
+
+    def view(self) -> None: ...
+
+
 class VirtualGpu(Storages, TorchDispatchMode):
     """A virtual GPU for one process; active between __enter__ and __exit__."""
 
@@ -77,6 +86,13 @@ class VirtualGpu(Storages, TorchDispatchMode):
         self.assumptions = Assumptions()
         self.values: object | None = None  # known values of tensors, under virtualrun
         self.on_host: Collection[int] = frozenset()  # meta storages that are in the host's memory
+        self.inferring = False  # whether the last outermost module ran without gradients
+        self.output_tokens = 0  # of the sequence that is being decoded (export/passes.py)
+        self.eager: HostCosts | None = None  # the host's time per operation in inference
+
+    def runs_inference(self) -> bool:
+        """Return whether the program is in inference, in a module's call or after one."""
+        return self.inferring and not torch.is_grad_enabled()
 
     def truth(self) -> AbstractContextManager:
         """Return a context in which Python sees the devices that C++ sees."""
@@ -115,6 +131,8 @@ class VirtualGpu(Storages, TorchDispatchMode):
         elif kind is OperationKind.VIEW:
             if func is DETACH and self.ledger is not None:
                 self.ledger.detached(args[0])
+            if self.eager is not None:
+                self.eager.view()
             return func(*args, **kwargs), None
         key = (func, *map(signature, args), *kwargs, *map(signature, kwargs.values()))
         if setting is not None:
@@ -245,7 +263,8 @@ class VirtualGpu(Storages, TorchDispatchMode):
             seconds: duration of all kernels together.
             kernels: number of launches.
         """
-        self.clock.work(kernels * self.card.efficiency.dispatch)
+        launches = kernels * self.card.efficiency.dispatch
+        self.clock.work(launches if self.eager is None else self.eager.operation(name, launches))
         self.clock.run(name, seconds, self.stream)
         self.busy[name] += seconds
         self.computing += seconds

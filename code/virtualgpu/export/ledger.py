@@ -27,7 +27,9 @@ from virtualgpu.export.blocks import (
     Allocations,
     LedgerTime,
 )
+from virtualgpu.export.module_calls import ModuleCalls
 from virtualgpu.export.owners import Owners, storages
+from virtualgpu.export.passes import Passes
 from virtualgpu.export.steps import MARK, OPTIMIZER_STEP, ProgramStep, StepNotes, fold
 from virtualgpu.export.work import WorkCounter
 
@@ -61,6 +63,8 @@ class Ledger:
         self.counted = 0  # operations of finished steps
         self.first: weakref.ref[torch.optim.Optimizer] | None = None
         self.owners = Owners(self.label, self._before, self._after)
+        self.passes = Passes(self)
+        self.calls = ModuleCalls(gpu, self.passes)
 
     @property
     def operations(self) -> int:
@@ -72,6 +76,7 @@ class Ledger:
             self.allocated(key, block.requested, block.size)
         self.gpu.ledger = self
         self.owners.start()
+        self.calls.start()
         Ledger.current = self
 
     def stop(self) -> None:
@@ -79,6 +84,8 @@ class Ledger:
         if self.gpu.ledger is self:
             self.owners.scan()
             self.owners.stop()
+            self.calls.stop()
+            self.passes.stop()
             self.gpu.ledger = None
         if Ledger.current is self:
             Ledger.current = None
@@ -104,6 +111,9 @@ class Ledger:
         if phase != self.phase:
             self.phase = phase
             self.interval += 1
+            self.passes.trained |= phase == BACKWARD
+        if self.passes.inside:
+            self.passes.wrote(plan, args)
         notes = self.notes
         if plan.work is not None and plan.work.tokens:
             notes.lookups.append((len(notes.plans), table_of(args[0])))
@@ -116,6 +126,7 @@ class Ledger:
 
     def allocated(self, key: int, _size: int, held: int) -> None:
         block = self.blocks.allocated(key, held, self.phase, self.interval, len(self.steps))
+        self.passes.allocated(key, held)
         if self.blocks.history is not None:
             block.begin = self.gpu.clock.reached()
         if self.phase == BACKWARD:
@@ -125,6 +136,7 @@ class Ledger:
             self.owners.scan()
 
     def released(self, key: int, _held: int) -> None:
+        self.passes.released(key)
         block = self.blocks.released(key, self.interval, len(self.steps))
         if block is not None and self.blocks.history is not None:
             block.end = self.gpu.clock.reached()
@@ -132,6 +144,7 @@ class Ledger:
     def resized(self, key: int, size: int, _before: int, held: int) -> None:
         """Record a storage that was resized in place, as FSDP's are; its category stays."""
         old = self.blocks.released(key, self.interval, len(self.steps))
+        self.passes.released(key)
         self.allocated(key, size, held)
         if old is not None:
             if self.blocks.history is not None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from virtualgpu.core.assumptions import Assumption
 from virtualgpu.core.clock import COMPUTE
 from virtualgpu.core.gpu import VirtualGpu
+from virtualgpu.export import inference
 from virtualgpu.export.ledger import Ledger
 from virtualgpu.export.steps import REPETITION, ProgramStep, merged, repeated
 
@@ -29,7 +30,8 @@ def measure(ledger: Ledger, rank: int = 0, error: str | None = None) -> dict:
         error: the error that ended the program, or None.
     """
     gpu, notes = ledger.gpu, []
-    steps = steps_of(ledger, crashed(error))
+    forward = None if ledger.steps else inference.measure(ledger.passes)
+    steps = [] if forward else steps_of(ledger, crashed(error))
     step = typical(steps)
     return {
         "rank": rank, "error": error,
@@ -40,6 +42,7 @@ def measure(ledger: Ledger, rank: int = 0, error: str | None = None) -> dict:
         "tokens": None if step is None else tokens(step),
         "flops": None if step is None else flops(gpu, step, notes),
         "communication": None if step is None else communication(gpu, step),
+        "inference": forward,
         "memory": memory(ledger, steps),
         "without_cost_rule": without_rule(gpu),
         "assumptions": assumptions(gpu, notes),

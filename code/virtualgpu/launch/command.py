@@ -18,6 +18,7 @@ from virtualgpu.packages.finder import PACKAGES
 
 TERMINATED, USAGE = 143, 2
 AUTO = "auto"  # value of --present
+HOST_COSTS = EAGER, _ = "eager", "launches"  # values of --host-cost
 
 
 def parser() -> argparse.ArgumentParser:
@@ -55,6 +56,12 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--without", action="append", default=[], metavar="PACKAGE",
                         help="do not model this package for programs that import it: "
                         f"{', '.join(PACKAGES)}")
+    result.add_argument("--output-tokens", type=int, metavar="N", help="in inference, the N-th "
+                        "output token of a sequence is the end-of-text token (default: none is, so "
+                        "the program's own maximum counts)")
+    result.add_argument("--host-cost", choices=HOST_COSTS, default=EAGER, help="what the host is "
+                        "charged for in inference: eager operations, views, and calls of modules, "
+                        f"or launches of kernels only (default: {EAGER})")
     result.add_argument("-m", dest="is_module", action="store_true", help="run a module, as "
                         "python -m does, instead of a file")
     result.add_argument("script", help="the program")
@@ -87,6 +94,8 @@ def start(options: argparse.Namespace) -> int:
         raise VirtualGpuError(f"{options.script}: no such file")
     if options.steps is not None and options.steps < 1:
         raise VirtualGpuError(f"--steps {options.steps}: expected at least 1")
+    if options.output_tokens is not None and options.output_tokens < 1:
+        raise VirtualGpuError(f"--output-tokens {options.output_tokens}: expected at least 1")
     if options.json and not Path(options.json).absolute().parent.is_dir():
         raise VirtualGpuError(f"--json {options.json}: the folder "
                               f"{Path(options.json).absolute().parent} does not exist")
@@ -149,7 +158,8 @@ def run(options: argparse.Namespace, cluster: clusters.Cluster, present: list[in
     with nvidia_smi.folder_for(cluster) as folder:
         settings = Settings(parse_size(options.values), answers, trace=options.trace,
                             fuse=options.fuse_pointwise, steps=options.steps, smi=folder,
-                            without=tuple(options.without))
+                            output_tokens=options.output_tokens,
+                            eager_host=options.host_cost == EAGER, without=tuple(options.without))
         if options.present == AUTO and cluster.world > 1:
             results = stages.run(cluster, settings, program)
         elif own is None and (cluster.world if present is None else len(present)) > 1:

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from virtualgpu.core.errors import VirtualGpuError
+from virtualgpu.export import module_calls
 from virtualgpu.packages.finder import missing_part
 
 LAUNCHER_CODE = (str(Path(__file__).parent), "<frozen runpy>")
@@ -28,7 +29,7 @@ def explain(error: BaseException) -> str:
     """Return the text of an error: one line for a VirtualGpuError, or else its traceback.
 
     Torch's errors, such as out of memory, are RuntimeErrors. Their tracebacks omit this package's
-    frames, which a real GPU would not have.
+    frames, which a real GPU would not have; all others omit those between a module and its caller.
     """
     own_error = cause(error)
     if own_error is not None:
@@ -39,9 +40,9 @@ def explain(error: BaseException) -> str:
     trimmed = error.with_traceback(program_traceback(error))
     formatted = traceback.TracebackException.from_exception(trimmed)
     for item in chain(formatted):
-        if issubclass(item.exc_type, RuntimeError):
-            item.stack[:] = [frame for frame in item.stack
-                             if not frame.filename.startswith(PACKAGE)] or item.stack
+        omitted = PACKAGE if issubclass(item.exc_type, RuntimeError) else module_calls.__file__
+        item.stack[:] = [frame for frame in item.stack
+                         if not frame.filename.startswith(omitted)] or item.stack
     text = "".join(formatted.format()).rstrip()
     if isinstance(error, ModuleNotFoundError) and error.name:
         text += (f"\nthe program imports {error.name!r}, which is not installed in this "

@@ -15,6 +15,7 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
+from virtualgpu.core.eager import EagerHost
 from virtualgpu.export import files
 from virtualgpu.export.ledger import Ledger
 from virtualgpu.export.trace import RankPlacement
@@ -24,7 +25,7 @@ from virtualgpu.launch.result import Rank, measure
 from virtualgpu.launch.settings import Settings
 from virtualgpu.net import backend
 from virtualgpu.packages import finder
-from virtualgpu.pytorch import facade, fsdp1, process_groups
+from virtualgpu.pytorch import facade, fsdp1, process_groups, tokens
 from virtualgpu.pytorch.assumptions import Decisions
 from virtualgpu.pytorch.mode import CudaGpu
 from virtualgpu.replay.journal import Journal
@@ -60,8 +61,11 @@ def become(cluster: Cluster, rank: int, settings: Settings, present: Sequence[in
     if cluster.per_node > 1:
         gpu.current = None  # the program has to choose
     gpu.fuses = settings.fuses
+    if settings.eager_host and not settings.record:
+        gpu.eager = EagerHost(gpu)
     facade.install(gpu)
     finder.install(gpu.assumptions, settings.without)
+    tokens.install(gpu, settings.output_tokens)
     process_groups.install(gpu, cluster.topology(), present, store)
     if cluster.world > 1:
         fsdp1.install()

@@ -16,6 +16,7 @@ from virtualgpu.core.memory import amount
 from virtualgpu.export.measures import VERSION
 from virtualgpu.export.saving import save
 from virtualgpu.launch.cluster import Cluster
+from virtualgpu.launch.inference_lines import inference, ms
 from virtualgpu.launch.result import Rank
 
 SCHEMA = "virtualgpu.report"
@@ -69,6 +70,9 @@ def figures(account: dict) -> Iterator[str]:
     """Yield the lines about a rank's time, throughput, and communication."""
     step = account["step"]
     yield f"run            {ms(account['seconds'])} of modeled time"
+    if account["inference"] is not None:
+        yield from inference(account["inference"], account["gpu"]["name"])
+        return
     if step is None:
         if account["error"] is None:
             yield ("step           not found: no torch.optim optimizer ran, and no sequence of "
@@ -145,10 +149,6 @@ def warnings(ranks: Sequence[Rank]) -> list[str]:
     return [f"--assume {one} had no effect: {one.file}, line {one.line} never needed a value that "
             "was not computed" for one in (measured[0].unused if measured else ())
             if all(one in rank.unused for rank in measured)]
-
-
-def ms(seconds: float) -> str:
-    return f"{1e3 * seconds:,.3f} ms"
 
 
 def write(path: str, cluster: Cluster, ranks: Sequence[Rank]) -> None:

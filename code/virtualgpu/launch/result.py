@@ -67,7 +67,10 @@ def measure(gpu: CudaGpu, rank: int, value: object = None, error: str | None = N
         value: the program's return value.
         error: the error that ended it, or None.
     """
-    ledger = gpu.ledger
+    ledger, tokens = gpu.ledger, gpu.values.tokens
+    if tokens is not None and tokens.last is not None and not tokens.used:
+        gpu.assumptions.note(f"--output-tokens {tokens.last} ended nothing: the program compares "
+                             "no token that was not computed, so it has a length of its own")
     if ledger is not None:
         ledger.stop()
         traced = gpu.trace_files

@@ -29,6 +29,9 @@ class Settings:
             recorded.
         smi: the folder that `nvidia-smi` reads; None without that command.
         steps: the program ends after this number of steps; None: it runs to its own end.
+        output_tokens: the output token of inference that is the end-of-text token; None: none is.
+        eager_host: whether eager operations in inference cost the host more than launches
+            (core/eager.py); records never have these costs.
         typical: what a few numbers of large tensors are assumed to be; None: they are unknown.
         without: stand-ins for packages that the program must not find.
 
@@ -44,6 +47,8 @@ class Settings:
     typical: float | None = None
     steps: int | None = None
     without: tuple[str, ...] = ()
+    output_tokens: int | None = None
+    eager_host: bool = False
     smi: Path | None = None
 
     def __post_init__(self) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch.utils._pytree import tree_leaves
 
+from virtualgpu.core.eager import GRAPH_LAUNCH, EagerHost
 from virtualgpu.pytorch import fusing
 from virtualgpu.pytorch.mode import CudaGpu
 from virtualgpu.pytorch.visible import key_of
@@ -15,15 +18,26 @@ NOTE = (
     "torch.compile is modeled as eager mode: compiled code fuses elementwise kernels, is faster, "
     "and saves less for the backward pass")
 GRAPHED = ("reduce-overhead", "max-autotune")  # modes
-NO_GRAPHS = ("torch.compile's CUDA graphs are not modeled: the host launches every kernel")
+NO_GRAPHS = ("torch.compile's CUDA graphs are not modeled outside of inference: the host launches "
+             "every kernel")
 
 
-def compiled(gpu: CudaGpu, call: Callable) -> Callable:
-    """Return the function as a compiled region."""
+def compiled(gpu: CudaGpu, call: Callable, graphed: bool) -> Callable:
+    """Return the function as a compiled region.
+
+    Args:
+        gpu: this process's GPU.
+        call: the function.
+        graphed: whether its kernels are launched as one CUDA graph.
+    """
     calls: fusing.Calls = {}
 
+    @functools.wraps(call)
     def run(*args: object, **kwargs: object):
-        with gpu.fuser.region(calls):
+        if gpu.fuser is None:
+            with host(gpu, graphed):
+                return call(*args, **kwargs)
+        with gpu.fuser.region(calls), host(gpu, graphed):
             out = call(*args, **kwargs)
             gpu.fuser.used(key_of(item) for item in tree_leaves(out)
                            if isinstance(item, torch.Tensor) and item.device.type == "cuda")
@@ -31,21 +45,43 @@ def compiled(gpu: CudaGpu, call: Callable) -> Callable:
     return run
 
 
+@contextmanager
+def host(gpu: CudaGpu, graphed: bool) -> Iterator[None]:
+    """Charge the host for the launches of a compiled region only, or for a CUDA graph's."""
+    eager = gpu.eager
+    if not isinstance(eager, EagerHost):
+        yield
+        return
+    if graphed and torch.is_grad_enabled():
+        gpu.assumptions.note(NO_GRAPHS)
+        graphed = False
+    if graphed and not eager.graphed:
+        gpu.clock.work(GRAPH_LAUNCH)
+    eager.compiled += 1
+    eager.graphed += graphed
+    try:
+        yield
+    finally:
+        eager.compiled -= 1
+        eager.graphed -= graphed
+
+
 def install(gpu: CudaGpu) -> None:
     """Replace the compilers of torch."""
     def compile(model=None, *, mode: str | None = None, options: dict | None = None, **_):
         if model is None:
             return lambda function: compile(function, mode=mode, options=options)
-        if mode in GRAPHED or (options or {}).get("triton.cudagraphs"):
+        graphed = bool(mode in GRAPHED or (options or {}).get("triton.cudagraphs"))
+        if graphed and gpu.eager is None:
             gpu.assumptions.note(NO_GRAPHS)
         gpu.assumptions.note(fusing.NOTE if gpu.fuses else NOTE)
-        if not gpu.fuses:
+        if not gpu.fuses and gpu.eager is None:
             return model
-        if gpu.fuser is None:
+        if gpu.fuses and gpu.fuser is None:
             fusing.fuse(gpu)
         if not isinstance(model, torch.nn.Module):
-            return compiled(gpu, model)
-        model.forward = compiled(gpu, model.forward)
+            return compiled(gpu, model, graphed)
+        model.forward = compiled(gpu, model.forward, graphed)
         return model
 
     def compile_module(self: torch.nn.Module, *_: object, **options: object) -> None:

@@ -10,6 +10,7 @@ import operator
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
+from typing import Protocol
 
 import torch
 
@@ -27,6 +28,16 @@ LOGGERS = {"aim", "clearml", "comet_ml", "dvclive", "matplotlib", "mlflow", "nep
            "wandb"}
 
 
+class TokenComparisons(Protocol):
+    """What inference assumes of tokens (tokens.py)."""
+
+    def active(self) -> bool: ...
+
+    def equal(self, other: object, frame: FrameType) -> bool: ...
+
+    def number(self) -> int: ...
+
+
 class Unknown:
     """The value that Tensor.item returns for a tensor that is too large to be computed.
 
@@ -37,6 +48,7 @@ class Unknown:
     assumptions = Decisions()  # this process's; facade.install sets it
     tensor: Callable[[Sequence[int], torch.dtype, torch.device], torch.Tensor]
     # creates a tensor of unknown values from shape, dtype, and device; factories.install sets it
+    tokens: TokenComparisons | None = None  # tokens.install sets it
 
     def __init__(self, integer: bool = False) -> None:
         """Args:
@@ -96,11 +108,15 @@ class Unknown:
         """Compare; `x == x` and `x == inf` are checks for a finite value."""
         if other is self:
             return assume_finite(True)
+        if self._is_token():
+            return self.tokens.equal(other, sys._getframe(1))
         return assume_finite(False) if is_infinite(other) else self._equal(other)
 
     def __ne__(self, other: object) -> bool:
         if other is self:
             return assume_finite(False)
+        if self._is_token():
+            return not self.tokens.equal(other, sys._getframe(1))
         return assume_finite(True) if is_infinite(other) else self._differ(other)
 
     def __hash__(self) -> int:
@@ -119,7 +135,12 @@ class Unknown:
     real = property(item)
     imag = 0
 
+    def _is_token(self) -> bool:
+        return self.integer and self.tokens is not None and self.tokens.active()
+
     def __int__(self) -> int:
+        if self._is_token():
+            return self.tokens.number()
         return int(self.assumptions.decide("needs an integer", number=True))
 
     __index__ = __trunc__ = __floor__ = __ceil__ = __int__

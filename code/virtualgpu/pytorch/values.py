@@ -10,6 +10,7 @@ import operator
 import weakref
 from collections.abc import Sequence
 from itertools import zip_longest
+from typing import Protocol
 
 import torch
 from torch.utils._pytree import tree_map
@@ -50,6 +51,15 @@ RANDOM_FILL = {"aten::normal_", "aten::uniform_", "aten::random_", "aten::bernou
                "aten::exponential_", "aten::geometric_", "aten::log_normal_", "aten::cauchy_"}
 
 
+class Comparisons(Protocol):
+    """Decides comparisons of tokens that were not computed (tokens.py)."""
+
+    last: int | None
+    used: bool
+
+    def compared(self, func: torch._ops.OpOverload, args: Sequence) -> bool | None: ...
+
+
 class Values:
     """The twins of one GPU's tensors."""
 
@@ -67,6 +77,7 @@ class Values:
         self.lost: set[int] = set()  # CPU storages that unknown values were written to
         self.uniform: dict[int, bool] = {}  # large boolean tensors with one value, by storage
         self.seed, self.offset = 0, 0  # the GPU generator's state, as on CUDA
+        self.tokens: Comparisons | None = None  # decides comparisons of unknown tokens (tokens.py)
 
     def known(self, tensor: torch.Tensor) -> bool:
         return key_of(tensor) in self.twins
@@ -170,6 +181,10 @@ class Values:
             if None not in values:
                 return TRUTH[func](values)
         answer = if_finite(func, args)
+        if answer is None and self.tokens is not None:
+            decided = self.tokens.compared(func, args)
+            if decided is not None:
+                return decided
         if answer is None and self.typical is not None:
             return self._if_typical(func, args)
         if answer is None or self.all_known(tensors(args)):

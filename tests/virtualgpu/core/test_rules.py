@@ -285,6 +285,9 @@ COUNTS = {
     "aten.scatter": (  # and the target is copied first
         lambda: x().scatter(1, chosen(6, 2), meta(6, 2)), 48 + 96 + 48 + 480, 2),
     "aten.index_put_": (lambda: aten.index_put_(x(), [chosen(3)], meta(3, 10)), 120 + 24 + 120),
+    "aten.index_copy_": (lambda: x().index_copy_(0, chosen(3), meta(3, 10)), 120 + 24 + 120),
+    # Six numbers are compared with three, and six booleans written.
+    "aten.isin": (lambda: torch.isin(chosen(6), chosen(3)), 48 + 24 + 6),
     "aten.index_put": (
         lambda: aten.index_put(x(), [chosen(3)], meta(3, 10)), 120 + 24 + 120 + 480, 2),
 }

@@ -86,6 +86,11 @@ def scatter(copies: bool) -> CostRule:
     return rule
 
 
+def index_copy(arguments: Sequence, results: Sequence[Operand]) -> KernelWork:
+    """index_copy_(target, dim, index, source): writes only the indexed elements."""
+    return _partial_write(arguments, arguments[3].numel(), copies=False)
+
+
 def _partial_write(arguments: Sequence, elements: int, copies: bool) -> KernelWork:
     """Cost of writing some elements of a tensor.
 
@@ -112,6 +117,7 @@ COSTS: dict[str, CostRule] = {
     "aten.embedding_dense_backward": lambda a, r: KernelWork(2 * moved(a[0]) + sum(map(moved, r))),
     "aten.index_add_": add_rows, "aten.scatter_add_": add_rows,
     "aten.scatter": scatter(True), "aten.scatter_": scatter(False),
+    "aten.index_copy_": index_copy,
     "aten.index_put": index_put(True), "aten.index_put_": index_put(False),
     # The rank's shards are copied into its part of the all-gather's output.
     "fsdp.all_gather_copy_in": lambda a, r: KernelWork(2 * sum(map(moved, a[0]))),

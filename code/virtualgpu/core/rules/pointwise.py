@@ -26,9 +26,11 @@ from virtualgpu.core.rules.work import CostRule, KernelWork, read_and_write
 
 # ---- costs: operations that torch tags as pointwise need no entry (rules/__init__.py)
 
+# (isin: an estimate for few test elements, which CUDA compares with each element in one kernel.)
+
 COSTS: dict[str, CostRule] = dict.fromkeys((
-    "aten.where", "aten.masked_fill", "aten.masked_fill_", "aten.native_dropout", "aten.polar",
-    "aten.complex", "aten._assert_async",
+    "aten.where", "aten.isin", "aten.masked_fill", "aten.masked_fill_", "aten.native_dropout",
+    "aten.polar", "aten.complex", "aten._assert_async",
     "aten.native_dropout_backward", "virtualgpu.dropout", "virtualgpu.dropout_backward",
     "virtualgpu.dropout_add", "virtualgpu.squared_relu", "virtualgpu.squared_relu_backward",
     "virtualgpu.swiglu", "virtualgpu.swiglu_backward", "virtualgpu.rotary",

@@ -106,18 +106,13 @@ def fp8_blocks(x, dtype, rows, columns, mx):
 
 @kernel
 def fp8_gemm(a, a_scale_inv, b, b_scale_inv, a_rows, b_rows, columns, bias, dtype):
-    a_scale_inv, b_scale_inv = gemm_scales(a, a_scale_inv, b, b_scale_inv, columns)
-    return torch._scaled_mm(a, b.t(), a_scale_inv, b_scale_inv, bias, out_dtype=dtype)
+    out = a.new_empty((a.shape[0], b.shape[0]), dtype=dtype)
+    fp8_gemm_into(out, a, a_scale_inv, b, b_scale_inv, a_rows, b_rows, columns, bias)
+    return out
 
 
 @kernel
 def fp8_gemm_into(out, a, a_scale_inv, b, b_scale_inv, a_rows, b_rows, columns, bias):
-    a_scale_inv, b_scale_inv = gemm_scales(a, a_scale_inv, b, b_scale_inv, columns)
-    torch._scaled_mm(a, b.t(), a_scale_inv, b_scale_inv, bias, out_dtype=out.dtype, out=out)
-
-
-def gemm_scales(a, a_scale_inv, b, b_scale_inv, columns):
-    """Return the scales of a @ b^T as torch._scaled_mm reads them on this GPU."""
     if b_scale_inv.dim() == 2 and not precisions.reads_blocks(storages.active_card()):
         # Blackwell has no such GEMM; Transformer Engine converts the scales to MX.
         a_scale_inv, b_scale_inv = (
@@ -125,7 +120,7 @@ def gemm_scales(a, a_scale_inv, b, b_scale_inv, columns):
                         dtype=torch.float8_e8m0fnu) for x in (a, b))
     elif b_scale_inv.dim() == 2:
         b_scale_inv = b_scale_inv.t()
-    return a_scale_inv, b_scale_inv
+    torch._scaled_mm(a, b.t(), a_scale_inv, b_scale_inv, bias, out_dtype=out.dtype, out=out)
 
 
 @kernel

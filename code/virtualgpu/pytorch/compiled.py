@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from virtualgpu.core.eager import GRAPH_LAUNCH, EagerHost
 from virtualgpu.pytorch import fusing
 from virtualgpu.pytorch.mode import CudaGpu
-from virtualgpu.pytorch.visible import key_of
+from virtualgpu.pytorch.visible import PLAIN_TYPES, key_of
 
 NOTE = (
     "torch.compile is modeled as eager mode: compiled code fuses elementwise kernels, is faster, "
@@ -40,7 +40,7 @@ def compiled(gpu: CudaGpu, call: Callable, graphed: bool) -> Callable:
         with gpu.fuser.region(calls), host(gpu, graphed):
             out = call(*args, **kwargs)
             gpu.fuser.used(key_of(item) for item in tree_leaves(out)
-                           if isinstance(item, torch.Tensor) and item.device.type == "cuda")
+                           if type(item) in PLAIN_TYPES and item.device.type == "cuda")
             return out
     return run
 

@@ -79,10 +79,12 @@ class TritonWatcher:
 
 def refuse_kernel(kernel: object, *_: object, **__: object) -> None:
     """Raise NoValue in place of starting a Triton kernel, whose cost and results are unknown."""
-    from virtualgpu.core.gpu import program_line  # which imports torch
-
     name = getattr(kernel, "__name__", "this")
-    raise NoValue(f"{program_line()}: {name} is a Triton kernel, and these are not modeled on "
+    own = str(Path(sys.modules["triton"].__file__ or "").parent)
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(own):
+        frame = frame.f_back
+    raise NoValue(f"{frame.f_code.co_filename}, line {frame.f_lineno}: {name} is a Triton kernel, and these are not modeled on "
                   "virtual GPUs; choose the program's path in plain PyTorch, or uninstall triton, "
                   "if the program runs without it")
 

@@ -114,9 +114,9 @@ plots.pipeline("megatron/timeline/four_stages", "One batch, four stages")
 # the second. Because of communication, the four GPUs are even slower than a single GPU with enough memory would be, and
 # you pay for all four of them.
 #
-# The gray part is called the **bubble**. Backward boxes are about twice as long as forward boxes, because the backward
-# pass runs two matrix multiplications for each one in the forward pass. The last stage's boxes are longer still,
-# because it also computes the logits and the loss.
+# The gray part is the **bubble** of lab 02. Backward boxes are about twice as long as forward boxes, because the
+# backward pass runs two matrix multiplications for each one in the forward pass. The last stage's boxes are longer
+# still, because it also computes the logits and the loss.
 #
 # The rest of this lab and the next two are about shrinking this gray part. But first, you need a way to split a
 # training step across ranks.
@@ -171,7 +171,7 @@ class Stage:
         """Run the forward pass of a micro-batch, and return its output, which has no history.
 
         Args:
-            key: of the micro-batch.
+            key: identifies the micro-batch.
             x: received hidden states, or None on the first stage.
             data: the micro-batch.
         """
@@ -187,7 +187,7 @@ class Stage:
         """Run the backward pass of a micro-batch, and return the gradient of its x (None on the first stage).
 
         Args:
-            key: of the micro-batch.
+            key: identifies the micro-batch.
             grad: the gradient of the output; on the last stage, the weight of the loss.
         """
         ### BEGIN SOLUTION
@@ -406,10 +406,11 @@ with check.parts():
 # tokens of the mini-batch. Tokens without a loss, such as padding or a prompt, count in neither mean, so micro-batches
 # of equal size may have different numbers of tokens that count. The denominator of the second mean is the number of
 # tokens that count in the whole mini-batch or, with data parallelism, in the mini-batches of all replicas together.
+# (`loss_weights` gets the counts of one replica, and needs no collective.)
 #
 # In October 2024, gradient accumulation in widely used libraries [turned out to get this
 # wrong](https://huggingface.co/blog/gradient_accumulation): they had averaged the micro-batches' means. Write
-# `micro_batches.py`:
+# `micro_batches.py`.
 
 # %% answer="loss-weights"
 %%writefile mytrainer/micro_batches.py
@@ -632,9 +633,9 @@ if all_forwards:
 # %% [markdown]
 # ## The bubble
 #
-# How large is the gray part that remains? Measure time in units of one micro-batch on one stage, with $p$ stages and
-# $m$ micro-batches. Look at one row of your GPipe. A stage is busy for $m$ forward and $m$ backward passes. When does
-# its first forward pass start, and when does its last backward pass end?
+# How large is the gray part that remains? For $p$ equal stages and $m$ micro-batches, lab 02 gave you the formula
+# $(p-1)/(m+p-1)$. Derive it from your GPipe: in one row, a stage is busy for $m$ forward and $m$ backward passes. When
+# does its first forward pass start, and when does its last backward pass end?
 #
 # There are two ways to express a stage's idle time as a ratio. The **bubble fraction** divides it by the length of the
 # whole step. The **bubble overhead** divides it by the time the stage is busy. Read papers with care: the GPipe paper
@@ -642,52 +643,74 @@ if all_forwards:
 # ([2021](https://arxiv.org/abs/2104.04473), section 2.2) call our *overhead* the "bubble time fraction".
 
 # %% [markdown]
-# ### Exercise 4: the bubble fraction
+# ### Exercise 4: enough micro-batches
 #
-# Assume that all stages take the same time and that communication takes none:
+# You want to lose at most a given share of the step to the bubble. How many micro-batches does that take?
 
 # %% answer="bubble"
-def bubble(p, m):
-    """Return the bubble fraction of GPipe, 0 to 1, for p stages and m micro-batches."""
+import math
+
+
+def enough(p, limit):
+    """Return the smallest number of micro-batches, at least 1, with which GPipe's bubble fraction is at most limit.
+
+    Args:
+        p: the number of stages, all equally fast.
+        limit: the largest bubble fraction, above 0 and below 1.
+    """
     ### BEGIN SOLUTION
-    return (p - 1) / (m + p - 1)
+    return max(1, math.ceil((p - 1) * (1 - limit) / limit))
     ### END SOLUTION
 
 # %% check="bubble" points=2
 check.function(
-    bubble,
-    cases=[(4, 1), (4, 7), (1, 5), (5, 16)],
-    expected=[0.75, 0.3, 0.0, 0.2],
+    enough,
+    cases=[(5, 0.26), (8, 0.11), (1, 0.1), (16, 0.045), (2, 0.9)],
+    expected=[12, 57, 1, 319, 1],
     hints={
-        "That is the bubble overhead, idle time per useful time. The bubble fraction divides by the whole step.":
-            [3.0, 3 / 7, 0.0, 0.25],
-        "That is the share of the time in which a stage is busy.": [0.25, 0.7, 1.0, 0.8],
-        "At the start all stages but one wait. How many are those?": [0.8, 4 / 11, 1 / 6, 5 / 21],
-        "That ignores the number of micro-batches: more of them must make the bubble smaller.": [0.75, 0.75, 0.75, 0.75],
+        "That keeps the bubble overhead below the limit. The bubble fraction divides by the whole step.":
+            [16, 64, 1, 334, 2],
+        "With one micro-batch fewer than that, the bubble exceeds the limit, and with that number, too. Which way do you round?":
+            [11, 56, 1, 318, 1],
+        "One stage has no bubble, but a step has at least one micro-batch.":
+            [12, 57, 0, 319, 1],
+        "At the start, all stages but one wait. How many are those?":
+            [15, 65, 9, 340, 1],
+        "With that number, the stages are busy for this share of the step, not idle.":
+            [2, 1, 1, 1, 10],
     })
 ### BEGIN HIDDEN TESTS
-check.function(bubble, cases=check.draw(20, p=range(1, 65), m=range(1, 1025)),
-               expected=lambda p, m: (p - 1) / (m + p - 1))
+# The limits are such that no bubble fraction equals one, where rounding would decide.
+LIMITS = [share / 997 for share in (67, 71, 73, 79, 83, 101, 151, 199, 251, 307, 401, 499)]
+check.function(enough, cases=check.draw(20, p=range(1, 65), limit=LIMITS),
+               expected=lambda p, limit: next(m for m in range(1, 2000) if (p - 1) / (m + p - 1) <= limit))
 ### END HIDDEN TESTS
 
 # %% [raw] mutant="bubble" hint="the bubble overhead"
-# -    return (p - 1) / (m + p - 1)
-# +    return (p - 1) / m
+# -    return max(1, math.ceil((p - 1) * (1 - limit) / limit))
+# +    return max(1, math.ceil((p - 1) / limit))
 
-# %% [raw] mutant="bubble" hint="That is the share"
-# -    return (p - 1) / (m + p - 1)
-# +    return m / (m + p - 1)
+# %% [raw] mutant="bubble" hint="Which way do you round"
+# -    return max(1, math.ceil((p - 1) * (1 - limit) / limit))
+# +    return max(1, math.floor((p - 1) * (1 - limit) / limit))
 
-# %% [raw] mutant="bubble" hint="At the start all"
-# -    return (p - 1) / (m + p - 1)
-# +    return p / (m + p)
+# %% [raw] mutant="bubble" hint="at least one micro-batch"
+# -    return max(1, math.ceil((p - 1) * (1 - limit) / limit))
+# +    return math.ceil((p - 1) * (1 - limit) / limit)
 
-# %% [raw] mutant="bubble" hint="That ignores the number"
-# -    return (p - 1) / (m + p - 1)
-# +    return 0.75
+# %% [raw] mutant="bubble" hint="all stages but one"
+# -    return max(1, math.ceil((p - 1) * (1 - limit) / limit))
+# +    return max(1, math.ceil(p * (1 - limit) / limit))
+
+# %% [raw] mutant="bubble" hint="busy for this share"
+# -    return max(1, math.ceil((p - 1) * (1 - limit) / limit))
+# +    return max(1, math.ceil((p - 1) * limit / (1 - limit)))
 
 # %% tags=["explore"]
-plots.bubbles(bubble)
+display(plots.bubbles(lambda p, m: (p - 1) / (m + p - 1)))
+for p in (4, 8, 16, 64):
+    print(f"{p:2} stages: a bubble of at most 20% takes {result(enough(p, 0.2001))} micro-batches, one of at most 5% "
+          f"{result(enough(p, 0.05001))}")
 
 # %% [markdown]
 # Each curve stands for one number of stages. What matters is the number of micro-batches *per stage*: with four times
@@ -750,7 +773,7 @@ class LlamaStage(torch.nn.Module):
         """Args:
             shape: as for Llama.
             region: the ranks that share the stage.
-            numbers: of the stage's layers.
+            numbers: indices of the stage's layers in the whole model.
             is_first: whether the stage begins with the embedding.
             is_last: whether the stage ends with the norm, the output layer, and the loss.
         """
@@ -1048,7 +1071,7 @@ class BlockingLinks:
         dist.recv(tensor, group_src=stage, group=self.group)
 
     def finish(self):
-        """Return when all tensors have been sent."""
+        """Wait for all sends."""
 
 
 class Pipeline:
@@ -1072,9 +1095,10 @@ class Pipeline:
         """Run the passes of a step, and return the loss, weighted over the micro-batches (None except on the last stage).
 
         Args:
-            program: of this rank: actions, sends, and receives. `parse` splits an action: ("B", 3, 1) for B3.1.
+            program: this rank's actions, sends, and receives. `parse` splits an action: ("B", 3, 1) for B3.1.
             data: the micro-batches.
-            weights: of the micro-batches in the loss; their sum is 1.
+            weights: for each micro-batch, its weight in the loss, a float; they sum to 1. `Stage.backward` takes it as a
+                tensor.
         """
         ### BEGIN SOLUTION
         arrived, results, total = {}, {}, None
@@ -1514,8 +1538,8 @@ except RanksDeadlock as deadlock:
 #   An action needs its input, except for `F` on the first part of the model and `B` on the last part, which receive
 #   none; and on the same stage, `B` also needs its `F`.
 #
-# Think of all transfers of a step, on all ranks. In which order should each rank take part in the transfers that
-# involve it?
+# A schedule contains every action of a step exactly once. Think of all transfers of a step, on all ranks. In which
+# order should each rank take part in the transfers that involve it?
 
 # %% answer="program"
 %%writefile mytrainer/program.py
@@ -1897,7 +1921,8 @@ blocking = simulated_and_modeled("BlockingLinks", FOUR)
 # With blocking links, the position of a receive in the program matters, too. The cell above therefore takes its
 # programs from the course's `add_communication`, which lets every stage run one action per round, so that no stage
 # receives long before it has to. A program that first receives all of a stage's hidden states, and only then runs `F0`,
-# is also correct, but slow. With links that do not block, both programs take the same time.
+# is also correct, but slow. With links that do not block, both programs take the same time, but the first one holds the
+# buffers of all its early receives (lab 11 counts them).
 #
 # ## Sends that do not block
 #
@@ -1909,7 +1934,7 @@ blocking = simulated_and_modeled("BlockingLinks", FOUR)
 # hold on to the tensor, but no longer than necessary, because every tensor that it keeps too long takes up activation
 # memory.
 #
-# The second is **order**. With gloo, a tag tells two messages between the same ranks apart. NCCL ignores tags: within a
+# The second is **order**. With gloo, a tag tells two sends between the same ranks apart. NCCL ignores tags: within a
 # communicator, the $n$-th send from A to B is matched with the $n$-th receive on B from A. With blocking sends, your
 # programs from exercise 7 put all transfers between two ranks into one order. That is not enough once receives start
 # early: NCCL also *runs* the operations of a communicator one after another, in both directions, so a receive that
@@ -1966,7 +1991,7 @@ class Links:
         ### END SOLUTION
 
     def finish(self):
-        """Return when all tensors have been sent."""
+        """Wait for all sends."""
         ### BEGIN SOLUTION
         for work, _ in self.sent:
             work.wait()
@@ -2351,8 +2376,8 @@ require_tied(check.ranks(tied_ends, ranks=3, rel=1e-5, cases=check.draw(
 # ## Unequal stages
 #
 # Real stages differ. The last one computes the logits, and layers rarely divide evenly. Follow the micro-batches of
-# GPipe through the forward phase: the first one spends its forward time on every stage, one after the other. How long
-# after it does the next one leave the last stage, and what determines that? The backward phase works the same way, in
+# GPipe through the forward phase: the first one spends its forward time on every stage, one after the other. How much
+# later does the second one leave the last stage, and what determines the gap? The backward phase works the same way, in
 # the other direction.
 
 # %% [markdown]
@@ -2496,8 +2521,8 @@ assert norms < 1e-2, "The losses agree, and the gradient norms do not. Look at t
 #
 # [`torch.distributed.pipelining`](https://docs.pytorch.org/docs/stable/distributed.pipelining.html) is PyTorch's own
 # pipeline. A `PipelineStage` wraps a module, and a schedule class drives it. It has the same parts as yours: a stage
-# with queues, schedules as lists of actions (computed by its schedule classes), and a function that adds sends and
-# receives. The next cell runs the same model with the same micro-batches in both:
+# that keeps what is in flight, schedules as lists of actions (computed by its schedule classes), and a function that
+# adds sends and receives. The next cell runs the same model with the same micro-batches in both:
 
 # %% tags=["explore"]
 def beside_pytorch(sizes):
@@ -2670,7 +2695,7 @@ print("random weights")
 # - If you split a model between layers, only hidden states and their gradients cross the boundary. A stage runs its own
 #   backward pass, which starts at what it sent.
 # - Micro-batches let the stages compute at the same time. Their gradients add up to the mini-batch's gradient if each
-#   is weighted by its number of tokens with a loss.
+#   is weighted by its share of the tokens with a loss.
 # - A schedule is a list of actions per stage. GPipe's bubble fraction is $(p - 1) / (m + p - 1)$, and every stage has
 #   all $m$ micro-batches in flight.
 # - A program that needs eager sends is wrong. Either all ranks take part in their transfers in one common order, or
@@ -2694,4 +2719,4 @@ print("random weights")
 # - [PyTorch's `schedules.py`](https://github.com/pytorch/pytorch/blob/main/torch/distributed/pipelining/schedules.py):
 #   actions as data, and `_add_send_recv`, which resembles your `add_communication`.
 #
-# **Next:** the same bubble with less memory, and then a smaller bubble: [Pipeline II](11_pipeline_2.ipynb).
+# **Next:** better schedules, and how to tell which one your cluster needs: [Pipeline II](11_pipeline_2.ipynb).

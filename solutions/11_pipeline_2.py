@@ -349,9 +349,8 @@ plots.pipeline(my_1f1b(4, 8), "My 1F1B", steps=True)
 # through your schedule with the slider to see which stage waits for which.) What 1F1B saves is memory. That memory lets
 # you run more micro-batches, and with more micro-batches, the bubble *is* smaller.
 #
-# Two terms are easy to confuse. The bubble fraction is idle time divided by the time of the whole step,
-# $(p-1)/(m+p-1)$. The **bubble overhead** is idle time divided by compute time, $(p-1)/m$. [Narayanan et al.,
-# 2021b](https://arxiv.org/abs/2104.04473) call the bubble overhead the "bubble time fraction".
+# Recall from lab 10 that the bubble fraction divides by the step time, and the bubble overhead, here $(p-1)/m$, by the
+# compute time.
 #
 # With 1F1B, the stages also differ in memory: the first one needs the most, and the last one the least.
 
@@ -388,7 +387,7 @@ print("\n".join(my_programs(my_1f1b(3, 2))[1]))
 # chunk 0, and the loss takes no memory, so everything that a pass receives or sends is in the program.
 #
 # The check also compares your prediction for 1F1B with the modeled peak on four virtual H100s. Parameters and gradients
-# included, the two may differ by at most 10%.
+# included, the two may differ by at most 10%. This part needs your `one_f_one_b.py`.
 
 # %% answer="pipeline-memory"
 %%writefile mytrainer/pipeline_memory.py
@@ -399,7 +398,7 @@ def peak_bytes(program, saved, boundary, forward_extra, backward_extra):
     """Return the bytes that the passes of a rank hold at the peak.
 
     Args:
-        program: of this rank, such as ["recv F0 from 0", "F0", "send F0 to 2", "recv B0 from 2", "B0", "send B0 to 0"];
+        program: this rank's program, such as ["recv F0 from 0", "F0", "send F0 to 2", "recv B0 from 2", "B0", "send B0 to 0"];
             F2.1 is a pass of chunk 1.
         saved: for each chunk, the bytes that a forward pass saves for the backward pass of the same micro-batch, besides
             its input and its output.
@@ -672,7 +671,7 @@ def best_split(times, state, activations, capacity, micro_batches):
         state: for each part, the bytes of its parameters, gradients, and optimizer state.
         activations: for each part, the bytes that it holds for a micro-batch in flight.
         capacity: for each stage, the bytes of its GPU.
-        micro_batches: of a step.
+        micro_batches: the number of micro-batches in a step.
 
     Raises ValueError if no split fits.
     """
@@ -1017,7 +1016,7 @@ def interleaved(stages, micro_batches, chunks):
     Args:
         stages: p.
         micro_batches: m, divisible by p.
-        chunks: v, of each stage.
+        chunks: v, the number of chunks per stage.
     """
     ### BEGIN SOLUTION
     order = [(group + k, chunk) for group in range(0, micro_batches, stages) for chunk in range(chunks) for k in range(stages)]
@@ -1382,8 +1381,8 @@ with check.parts():
 # %% [markdown]
 # Now predict a break-even in Gbit/s. Four virtual H100s run a model with 8 of the layers from the beginning of the lab,
 # two on each GPU, with 8 micro-batches. Each transfer moves the hidden states of 4,096 tokens in bf16, or
-# $2 \cdot 4096 \cdot 4096$ bytes. At what bandwidth between the GPUs does Megatron-LM's schedule with two chunks per
-# stage take as long as 1F1B? Set `guess_gbits` first. Then the next cell asks your function, with your own schedules:
+# $2 \cdot 4096 \cdot 4096$ bytes. At what bandwidth between the GPUs does your interleaved schedule with two chunks per stage take as
+# long as your 1F1B? Set `guess_gbits` first. Then the next cell asks your function:
 
 # %% answer="guess-gbits"
 ### BEGIN SOLUTION
@@ -1402,6 +1401,9 @@ print(f"passes of {1000 * forward:.1f} and {1000 * backward:.1f} ms: break-even 
 check.compare("break-even in Gbit/s", guess_gbits, gbits)
 
 # %% [markdown]
+# The answer depends on how far ahead your stages run. If each stage runs one pass further ahead than the next one, the
+# break-even is at several times the bandwidth that two passes need.
+#
 # Now see what the virtual GPUs do. The next cell runs both schedules with your executor, over NVLink and over networks
 # of several speeds, and prints each step time beside the one that your `step_time` predicts:
 
@@ -1481,8 +1483,8 @@ class Grid:
 
     Attributes:
         stage: this rank's stage in its pipeline, from 0.
-        stages: of a pipeline.
-        replica: the number of the copy of the model that this rank belongs to, from 0.
+        stages: the number of stages in a pipeline.
+        replica: index of this rank's copy of the model, from 0.
         tensor: process group of the ranks that share this rank's layers.
         data: process group of the ranks that have the same parameters in other replicas.
         model: process group of all ranks that share this copy of the model.
@@ -1898,8 +1900,8 @@ for one, two in zip(logs.lines(four.log, "| loss "), logs.lines(other.log, "| lo
 # - The slowest stage sets the pace, and the first one needs the most memory per layer. Profile first, then search for
 #   the fastest split that fits.
 # - Interleaving divides the bubble overhead by $v$, but multiplies the number of transfers. On a fast network, and with
-#   more micro-batches than stages, it hides them better than 1F1B does if each stage runs two passes further ahead than
-#   the next one.
+#   more micro-batches than stages, interleaving hides transfers better than 1F1B does, provided that each stage starts
+#   with two more forward passes than the next one.
 #
 # ![Three timelines of four stages and four micro-batches on one scale of time. One micro-batch at a time: total 48,
 # bubble 75%, one micro-batch in flight on each stage. GPipe: total 21, bubble 43%, four in flight on every stage. 1F1B:

@@ -80,11 +80,9 @@ one_step = simulate(one_f_one_b(16, 16), TIMES)
 print(f"bubble fraction: {bad(f'{one_step.bubble_fraction:.1%}')} of the time (simulated)")
 
 # %% [markdown]
-# The GPUs would be idle almost half of the time. (This **bubble fraction** is idle time divided by total time. What
-# [Narayanan et al., 2021](https://arxiv.org/abs/2104.04473) call the bubble time fraction, $(p-1)/m$, is idle time
-# divided by compute time, with $p$ stages and $m$ micro-batches.) More micro-batches would help, but the batch size is
-# fixed, and every additional data-parallel replica takes its share of the batch. Interleaving, which Llama 3 used,
-# divides the idle time by the number of chunks per stage, but multiplies the communication.
+# The GPUs would be idle almost half of the time. More micro-batches would help, but the batch size is fixed, and every
+# additional data-parallel replica takes its share of the batch. Interleaving, which Llama 3 used, divides the idle time
+# by the number of chunks per stage, but multiplies the communication.
 #
 # The bubble has one cause: the **pipeline flush**. At the end of each step, the pipeline drains, because no micro-batch
 # of the next step may start before the weights have been updated. What if no stage waited?
@@ -194,11 +192,6 @@ print(f"nearest at versions {combination}: distance {bad(f'{distance:.1e}')}")
 # PipeDream's remedy is **weight stashing**. A stage keeps the weights that a forward pass used until the backward pass
 # of the same micro-batch has used them, too. Each set of values that a stage's weights have had is a **weight
 # version**, or version for short. An update always applies to the newest one.
-#
-# ![A timeline of three stages under PipeDream. Every box is a forward or backward pass of a micro-batch, labeled with
-# the weight version that it uses. On stage 0, micro-batch 3 runs forward with version 1 and backward with version 1,
-# although the newest is version 3 by then. On stage 2, every micro-batch runs backward right after its forward pass, so
-# the newest version is the only one.](../images/weight_versions.svg)
 #
 # Each version takes as much memory as the stage's weights, so no stage can afford to keep a version that nothing needs
 # anymore, or two copies of the same version. How many versions does the first of four stages hold under 1F1B, and how
@@ -601,6 +594,11 @@ print(f"nearest at versions {combination}: distance {good(f'{distance:.1e}')}")
 # %% [markdown]
 # ## One version for all stages
 #
+# ![A timeline of three stages under PipeDream. Every box is a forward or backward pass of a micro-batch, labeled with
+# the weight version that it uses. On stage 0, micro-batch 3 runs forward with version 1 and backward with version 1,
+# although the newest is version 3 by then. On stage 2, every micro-batch runs backward right after its forward pass, so
+# the newest version is the only one.](../images/weight_versions.svg)
+#
 # The gradient is now exact, but look at the versions. Micro-batch 3 saw the first stage after one update, the second
 # after two, and the third after three. Training without a pipeline never has such a model: each update changes all
 # layers at once.
@@ -617,8 +615,8 @@ guess_synced = 4
 # %% [markdown]
 # **PipeDream-2BW** ("double-buffered weights"; [Narayanan et al., 2021](https://arxiv.org/abs/2006.09503)) lowers this
 # price. It updates once per batch of $m \ge p$ micro-batches, and the whole batch uses one version on all stages. So
-# the pipeline as a whole computes what one process would if it took the gradient at the version before the newest. With
-# the learning rate $\nu$ and the loss $f$ of a batch, this is:
+# the pipeline behaves like a single process whose gradients are always one version old. With the learning rate $\nu$
+# and the loss $f$ of a batch, this is:
 #
 # $$W^{(t+1)} = W^{(t)} - \nu\,\nabla f\big(W^{(t-1)}\big)$$
 #
@@ -652,7 +650,7 @@ from torch.func import functional_call
 
 
 def delay(stages, interval):
-    """Return how many versions older than the number of its batch the weights of a micro-batch are.
+    """Return d: in a long stream, the micro-batches of batch j use version j - d.
 
     Args:
         stages: p.
@@ -990,7 +988,7 @@ check.compare("versions on the last stage, with vertical sync", guess_synced, co
 #
 # Write `stash_recompute.py`, a `SyncedStash` with recomputation. Between two passes, a stage holds the same weight
 # versions as before, and for each micro-batch in flight only the hidden states that it received and the micro-batch
-# itself. The checks are those of Exercise 2, except for those of `delay`, and they use a module whose activations are
+# itself. The checks are those of exercise 2, except for those of `delay`, and they use a module whose activations are
 # much larger than its input.
 
 # %% answer="stash-recompute"
@@ -1145,7 +1143,7 @@ with check.parts():
 
 # %% [markdown]
 # A checkpoint function that recomputes with `self.module` would have brought back the bug of the naive stage, without
-# any error message: its first forward pass runs before the updates, and its backward pass after them. (If a stage has
+# any error message: its first forward pass runs before the updates, and the recomputed one after them. (If a stage has
 # dropout, the random numbers have to be those of the first forward pass, too.)
 
 # %% [markdown]
@@ -1386,7 +1384,10 @@ check.compare("W relative to F (modeled)", guess_times[1], (both - inputs) / for
 #
 # Write `split_backward.py`. `SplitStage` takes the place of your `Stage` of lab 10: `Pipeline(modules, links, buffer,
 # make_stage=SplitStage)` executes schedules with W. Modules stay as they are. They call `torch.nn.functional.linear`,
-# as your layers of lab 09 do, and the given `linear_replaced` replaces this function within a `with` block.
+# as your layers of lab 09 do in a plain `Region`, and the given `linear_replaced` replaces this function within a
+# `with` block. A region with a backward pass of its own, such as your `SequenceRegion` or `OverlapRegion`, computes the
+# weight gradients of its column-parallel layers there, so they stay in B. Production code gives such layers a W of
+# their own.
 #
 # - `forward` and `backward` do what those of `Stage` do, except that `backward` computes no gradient of a matrix or
 #   bias that a linear layer uses. Instead, it queues what W will need. All other parameters, such as embeddings and the
@@ -1469,7 +1470,7 @@ class SplitStage:
         """Run the forward pass of a micro-batch, and return its output, which has no history.
 
         Args:
-            key: of the micro-batch.
+            key: identifies the micro-batch.
             x: received hidden states, or None on the first stage.
             data: the micro-batch.
         """
@@ -1486,7 +1487,7 @@ class SplitStage:
         """Run B of a micro-batch, and return the gradient of its x (None on the first stage).
 
         Args:
-            key: of the micro-batch.
+            key: identifies the micro-batch.
             grad: the gradient of the output; on the last stage, the weight of the loss.
         """
         ### BEGIN SOLUTION
@@ -1777,12 +1778,13 @@ guess_left = 0.33
 # Now write `zb_h1`. It returns the actions of each stage, in the format of lab 10, with `W3` for W of micro-batch 3.
 # With $p$ stages and $m$ micro-batches:
 #
-# - At most $p$ micro-batches are in flight on any stage, as on the first stage of 1F1B. In flight now means until W.
+# - At most $p$ micro-batches are in flight on any stage, as on the first stage of 1F1B.
 # - If F, B, and W take one unit of time each, the whole schedule takes $3m + p - 1$ from the first start to the last
 #   end if $m \ge p$. With $m < p$, there are not enough W to fill the gaps, and it takes $2m + 2p - 1$.
 #
-# Draw two stages on paper first. Which passes can a stage run while it waits for its first gradient, and which may it
-# run only later than you would like?
+# Draw three stages with four micro-batches on paper first. (Two stages are too easy: almost any rule works there.)
+# Which passes can a stage run while it waits for its first gradient, and which may it run only later than you would
+# like?
 
 # %% answer="zb-h1"
 %%writefile mytrainer/zero_bubble.py
@@ -2365,9 +2367,11 @@ check.compare("share of the step in which a GPU is idle (modeled)", guess_thousa
 plots.pipeline("megatron/timeline/thousand", "Your Llama on 1,024 modeled H100s: one pipeline")
 
 # %% [markdown]
-# The figure shows what the formula leaves out. F, B, and W do not take the same time: with sequence parallelism, F and
-# B contain the collectives, and W contains none. The last stage also computes the logits and the loss. And each send
-# between stages crosses nodes. Find the longest gray box, and explain it.
+# The figure shows what the formula leaves out. W is short because it contains only the row-parallel layers' weight
+# gradients. Those of the column-parallel layers, about two thirds, are computed in the backward pass of
+# `SequenceRegion`, that is, in B. F and B also contain the collectives, and W contains none. The last stage also
+# computes the logits and the loss. And each send between stages crosses nodes. Find the longest gray box, and explain
+# it.
 
 # %% [markdown]
 # ## Discuss

@@ -49,8 +49,10 @@ from tools.screens import (  # noqa: E402
 LAB, WORKED = "notebooks/10_pipeline_1.ipynb", "notebooks/worked/03_multi_node.ipynb"
 GRADED = "00_welcome"
 BOUND = 1e-5  # of the relative difference of two losses, as docs/mytrainer.md says
-WRONG = """def bubble(p, m):
-    return (p - 1) / m"""
+WRONG = """import math
+
+def enough(p, limit):
+    return max(1, math.ceil((p - 1) / limit))"""
 
 
 def start_page(page: Page, jupyter: Jupyter, home: Path) -> None:
@@ -73,13 +75,13 @@ def hint(page: Page, jupyter: Jupyter, home: Path) -> None:
     """A wrong answer, its check, and the hint."""
     driver.open_notebook(page, jupyter, LAB)
     run(page, "from labkit import check")
-    answer = driver.number_of(page, "def bubble")
+    answer = driver.number_of(page, "def enough")
     driver.code_cell(page, answer).locator(".cm-content").click()
     page.keyboard.press("Control+a")
     page.keyboard.insert_text(WRONG)
     driver.run_cell(page, answer)
     run(page, 'check("bubble")')
-    put_at_top(page, "Look at one row of your GPipe", 20)
+    put_at_top(page, "Derive it from your GPipe", 20)
     save(page, "hint")
 
 

@@ -8,8 +8,8 @@ class Grid:
 
     Attributes:
         stage: this rank's stage in its pipeline, from 0.
-        stages: of a pipeline.
-        replica: the number of the copy of the model that this rank belongs to, from 0.
+        stages: the number of stages in a pipeline.
+        replica: index of this rank's copy of the model, from 0.
         tensor: process group of the ranks that share this rank's layers.
         data: process group of the ranks that have the same parameters in other replicas.
         model: process group of all ranks that share this copy of the model.

@@ -7,7 +7,7 @@ def interleaved(stages, micro_batches, chunks):
     Args:
         stages: p.
         micro_batches: m, divisible by p.
-        chunks: v, of each stage.
+        chunks: v, the number of chunks per stage.
     """
     order = [(group + k, chunk) for group in range(0, micro_batches, stages) for chunk in range(chunks) for k in range(stages)]
     forwards = [f"F{k}.{chunk}" for k, chunk in order]

@@ -21,7 +21,7 @@ class LlamaStage(torch.nn.Module):
         """Args:
             shape: as for Llama.
             region: the ranks that share the stage.
-            numbers: of the stage's layers.
+            numbers: indices of the stage's layers in the whole model.
             is_first: whether the stage begins with the embedding.
             is_last: whether the stage ends with the norm, the output layer, and the loss.
         """

@@ -23,7 +23,7 @@ class Links:
         return dist.irecv(tensor, group_src=stage, group=self.groups[kind])
 
     def finish(self):
-        """Return when all tensors have been sent."""
+        """Wait for all sends."""
         for work, _ in self.sent:
             work.wait()
         self.sent = []

@@ -25,7 +25,7 @@ class BlockingLinks:
         dist.recv(tensor, group_src=stage, group=self.group)
 
     def finish(self):
-        """Return when all tensors have been sent."""
+        """Wait for all sends."""
 
 
 class Pipeline:
@@ -49,9 +49,10 @@ class Pipeline:
         """Run the passes of a step, and return the loss, weighted over the micro-batches (None except on the last stage).
 
         Args:
-            program: of this rank: actions, sends, and receives. `parse` splits an action: ("B", 3, 1) for B3.1.
+            program: this rank's actions, sends, and receives. `parse` splits an action: ("B", 3, 1) for B3.1.
             data: the micro-batches.
-            weights: of the micro-batches in the loss; their sum is 1.
+            weights: for each micro-batch, its weight in the loss, a float; they sum to 1. `Stage.backward` takes it as a
+                tensor.
         """
         arrived, results, total = {}, {}, None
         for item in program:

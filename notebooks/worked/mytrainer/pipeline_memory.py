@@ -5,7 +5,7 @@ def peak_bytes(program, saved, boundary, forward_extra, backward_extra):
     """Return the bytes that the passes of a rank hold at the peak.
 
     Args:
-        program: of this rank, such as ["recv F0 from 0", "F0", "send F0 to 2", "recv B0 from 2", "B0", "send B0 to 0"];
+        program: this rank's program, such as ["recv F0 from 0", "F0", "send F0 to 2", "recv B0 from 2", "B0", "send B0 to 0"];
             F2.1 is a pass of chunk 1.
         saved: for each chunk, the bytes that a forward pass saves for the backward pass of the same micro-batch, besides
             its input and its output.

@@ -9,7 +9,7 @@ def best_split(times, state, activations, capacity, micro_batches):
         state: for each part, the bytes of its parameters, gradients, and optimizer state.
         activations: for each part, the bytes that it holds for a micro-batch in flight.
         capacity: for each stage, the bytes of its GPU.
-        micro_batches: of a step.
+        micro_batches: the number of micro-batches in a step.
 
     Raises ValueError if no split fits.
     """

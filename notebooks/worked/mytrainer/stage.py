@@ -17,7 +17,7 @@ class Stage:
         """Run the forward pass of a micro-batch, and return its output, which has no history.
 
         Args:
-            key: of the micro-batch.
+            key: identifies the micro-batch.
             x: received hidden states, or None on the first stage.
             data: the micro-batch.
         """
@@ -31,7 +31,7 @@ class Stage:
         """Run the backward pass of a micro-batch, and return the gradient of its x (None on the first stage).
 
         Args:
-            key: of the micro-batch.
+            key: identifies the micro-batch.
             grad: the gradient of the output; on the last stage, the weight of the loss.
         """
         x, y = self.in_flight.pop(key)

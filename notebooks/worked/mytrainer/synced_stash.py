@@ -5,7 +5,7 @@ from torch.func import functional_call
 
 
 def delay(stages, interval):
-    """Return how many versions older than the number of its batch the weights of a micro-batch are.
+    """Return d: in a long stream, the micro-batches of batch j use version j - d.
 
     Args:
         stages: p.

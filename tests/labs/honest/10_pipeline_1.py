@@ -77,10 +77,12 @@ def one_by_one(stages, micro_batches):
 def gpipe(stages, micro_batches):
     return [[f"{kind}{k}" for kind, k in product("FB", range(micro_batches))] for _ in range(stages)]
 
-# %% answer="bubble" style="idle over total, step by step"
-def bubble(p, m):
-    total = 3 * (m + p - 1)
-    return (total - 3 * m) / total
+# %% answer="bubble" style="a search"
+def enough(p, limit):
+    m = 1
+    while p - 1 > limit * (m + p - 1):
+        m += 1
+    return m
 
 # %% answer="llama-stage" style="optional ends as None, and a weighted dot product"
 %%writefile mytrainer/llama_stage.py

@@ -84,9 +84,9 @@ def refuse_kernel(kernel: object, *_: object, **__: object) -> None:
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(own):
         frame = frame.f_back
-    raise NoValue(f"{frame.f_code.co_filename}, line {frame.f_lineno}: {name} is a Triton kernel, and these are not modeled on "
-                  "virtual GPUs; choose the program's path in plain PyTorch, or uninstall triton, "
-                  "if the program runs without it")
+    raise NoValue(f"{frame.f_code.co_filename}, line {frame.f_lineno}: {name} is a Triton kernel, "
+                  "and these are not modeled on virtual GPUs; choose the program's path in plain "
+                  "PyTorch, or uninstall triton, if the program runs without it")
 
 
 class StandInDistribution(metadata.Distribution):

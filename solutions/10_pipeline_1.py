@@ -19,9 +19,9 @@
 # ones go on one node and the next ones on another, and only a single tensor passes each boundary. In this lab, you
 # write the program that trains such a model:
 #
-# - **First sitting, 75 minutes.** You split a training step in two, write GPipe's schedule, cut your Llama into stages,
+# - **First sitting, 90 minutes.** You split a training step in two, write GPipe's schedule, cut your Llama into stages,
 #   and write the executor that runs any schedule on real ranks.
-# - **Second sitting, 75 minutes.** Another schedule deadlocks your executor. You find out who waits for whom and fix it
+# - **Second sitting, 90 minutes.** Another schedule deadlocks your executor. You find out who waits for whom and fix it
 #   twice: by reordering the sends and receives, and by making them asynchronous. Then the two ends of the model share a
 #   matrix, the stages become unequal, and your trainer trains with a pipeline.
 #

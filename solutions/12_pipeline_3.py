@@ -16,10 +16,10 @@
 #
 # 1F1B holds few activations, but it has GPipe's bubble. In this lab, you attack the bubble from two sides:
 #
-# - **First sitting, 75 minutes.** You leave out the pipeline flush. Stages never wait, but the price is several
+# - **First sitting, 90 minutes.** You leave out the pipeline flush. Stages never wait, but the price is several
 #   versions of the weights, and stale gradients. You write three kinds of stages that keep the right versions, and
 #   train a small GPT with them.
-# - **Second sitting, 75 minutes.** You keep the flush, and fill the bubble with work that no other stage waits for: you
+# - **Second sitting, 120 minutes.** You keep the flush, and fill the bubble with work that no other stage waits for: you
 #   split the backward pass in two, write zero-bubble schedules, and compete with the published ones.
 #
 # All values are real: CPU ranks compute them with your executor from lab 10. (If one of its files is missing, the

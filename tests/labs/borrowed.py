@@ -23,7 +23,9 @@ def one_by_one(stages, micro_batches):
 
 def gpipe(stages, micro_batches):
     return schedules.to_text(schedules.gpipe(stages, micro_batches))""",
-        "bubble": "from minimegatron.formulas import bubble_fraction as bubble",
+        "bubble": """from minimegatron.formulas import bubble_fraction
+def enough(p, limit):
+    return next(m for m in range(1, 10**5) if bubble_fraction(p, m) <= limit)""",
         "stage": """%%writefile mytrainer/stage.py
 from lablib.executor import Stage
 """,

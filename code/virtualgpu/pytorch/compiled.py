@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch.utils._pytree import tree_leaves
 
+from virtualgpu.core.accuracy import describe_compiled
 from virtualgpu.core.eager import GRAPH_LAUNCH, EagerHost
 from virtualgpu.pytorch import fusing
 from virtualgpu.pytorch.mode import CudaGpu
@@ -74,7 +75,7 @@ def install(gpu: CudaGpu) -> None:
         graphed = bool(mode in GRAPHED or (options or {}).get("triton.cudagraphs"))
         if graphed and gpu.eager is None:
             gpu.assumptions.note(NO_GRAPHS)
-        gpu.assumptions.note(fusing.NOTE if gpu.fuses else NOTE)
+        gpu.assumptions.note(f"{fusing.NOTE}; {describe_compiled(gpu.card)}" if gpu.fuses else NOTE)
         if not gpu.fuses and gpu.eager is None:
             return model
         if gpu.fuses and gpu.fuser is None:

@@ -10,14 +10,29 @@ from labkit.build.reading import read_into
 from labkit.build.shortcuts import Recorded, Shortcut, passing, similar, warnings
 
 LAB = workspace.CHECKOUT / "solutions" / "10_pipeline_1.py"
+# An exercise that a function of the trainer answers.
+EXERCISE = '''# %% answer="bubble"
+def bubble(p, m):
+    """Return GPipe's bubble fraction."""
+    ### BEGIN SOLUTION
+    return (p - 1) / (m + p - 1)
+    ### END SOLUTION
+
+# %% check="bubble" points=2
+check.function(bubble, cases=[(4, 1), (4, 7)], expected=[0.75, 0.3])
+
+'''
 BUBBLE = Shortcut("bubble", "minimegatron.formulas", "bubble_fraction")
 
 
 @pytest.fixture
 def unmasked(tmp_path):
-    """The lab on pipelines without the trainer and its schedules among its masks."""
+    """The lab on pipelines with this exercise, and without the trainer and its schedules among its
+    masks."""
     path = tmp_path / LAB.name
     text = LAB.read_text()
+    before, rest = text.split('# %% answer="bubble"')
+    text = before + EXERCISE + rest[rest.index("# %% [markdown]\n# Each curve"):]
     for masks in ('"minimegatron",', "*check.PIPELINE_LIBRARIES"):
         assert text.count(masks) == 1
         text = text.replace(masks, "")

@@ -1914,9 +1914,9 @@ blocking = simulated_and_modeled("BlockingLinks", FOUR)
 
 # %% [markdown]
 # While a GPU sends, it does not compute, and neither does a GPU that waits for its receiver. At each boundary, the two
-# stages wait for each other once per transfer. The other schedule has more such waits, because its stages alternate
-# between the two directions. The simulated bubble includes none of this, because transfers take no time in the
-# simulation.
+# stages wait for each other once per transfer. In the other schedule, these waits add up to more time, because its
+# stages alternate between the two directions. The simulated bubble includes none of this, because transfers take no
+# time in the simulation.
 #
 # With blocking links, the position of a receive in the program matters, too. The cell above therefore takes its
 # programs from the course's `add_communication`, which lets every stage run one action per round, so that no stage

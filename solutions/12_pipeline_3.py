@@ -2066,14 +2066,14 @@ unlike = [simulate(load(name, 4, 8, chunks), Durations(forward=1.1, backward=1.2
 print(f"F 1.1, B 1.2, W 0.7: a step takes {unlike[0]:.1%} longer than one stage's work with ZB-H2, {unlike[1]:.1%} with ZBV (simulated)")
 
 # %% [markdown]
-# So ZB-H2 and ZBV are free of bubbles only if the three passes take the same time. If W is the shortest, a stage of
-# ZB-H2 idles for $(p-1)(F+B-2W)$ between its first and its last action.
+# So ZB-H2 and ZBV are sure to be free of bubbles only if the three passes take the same time. If W is the shortest, a
+# stage of ZB-H2 idles for $(p-1)(F+B-2W)$ between its first and its last action.
 #
 # DeepSeek's [repository](https://github.com/deepseek-ai/DualPipe) counts $PP+1$ activations, where $PP = 2p$ is the
 # number of parts of the model. With $p = 4$, these are the activations of 9 half-stages, or 4.5 micro-batches in
 # flight, as for DualPipeV above. Its formula for the bubble contains the time of two overlapped passes, which this
-# simulation does not have. The last number of each line shows a disadvantage: a link that takes half as long as a
-# forward pass costs a V-shaped schedule more than ZB-H2, whose long warm-up hides it.
+# simulation does not have. The last number of each of the first six lines shows a disadvantage: a link that takes half
+# as long as a forward pass costs a V-shaped schedule more than ZB-H2, whose long warm-up hides it.
 #
 # ## The contest
 #
@@ -2093,9 +2093,10 @@ print(f"F 1.1, B 1.2, W 0.7: a step takes {unlike[0]:.1%} longer than one stage'
 # action, which action is the most urgent, and which ones still fit in memory?
 #
 # The check passes if your schedules are valid in every case, and their total score, as `lab contest` computes it, is
-# higher than what you would get by choosing the best ghost for each case. The contest runs the file alone, and so does
-# the check: it cannot import `mytrainer`, and has 5 s for each case. After this exercise, keep improving it as long as
-# you like: your course ranks its students by their scores on secret cases.
+# higher than what you would get by choosing the best ghost for each case. Only the total counts: in a single case, a
+# ghost may stay ahead of you. The contest runs the file alone, and so does the check: it cannot import `mytrainer`, and
+# has 5 s for each case. After this exercise, keep improving it as long as you like: your course ranks its students by
+# their scores on secret cases.
 
 # %% answer="contest"
 %%writefile contest/pipelines.py
@@ -2346,7 +2347,7 @@ assert norms < 1e-2, "The losses agree, and the gradient norms do not. Which gra
 # %% [markdown]
 # Now the same program runs on 1,024 virtual H100s: 32 replicas of a Llama of 16 layers, with the shape of Llama 3 8B,
 # in four stages of eight GPUs. One rank of each stage stands for the others. For what share of the step will a GPU be
-# idle? You know the bubble of ZB-H1 for 4 stages and 8 micro-batches:
+# idle? You know the bubble of ZB-H1 for 4 stages and 8 micro-batches. Set `guess_thousand`, from 0 to 1:
 
 # %% answer="guess-thousand"
 ### BEGIN SOLUTION
@@ -2385,8 +2386,8 @@ plots.pipeline("megatron/timeline/thousand", "Your Llama on 1,024 modeled H100s:
 # 4. **A batch of the right size.** 2BW needs at least as many micro-batches per batch as there are stages. What does a
 #    pipeline with a flush cost at that batch size, and at four times that size?
 # 5. **W with tensor parallelism.** Your column-parallel layers all-reduce the gradient of their input and hide that
-#    behind the weight gradient (lab 09). What happens to that overlap when W is postponed, and what could hide the
-#    all-reduce instead?
+#    behind the weight gradient (lab 09). Your `SplitStage` leaves these weight gradients in B. What would happen to
+#    that overlap if you postponed them, too, and what could hide the all-reduce instead?
 # 6. **W with data parallelism.** DDP sends a gradient when it is complete. How do ZB-H1 and ZB-H2 change the time
 #    during which these sends can overlap with computation?
 # 7. **Recompute or split?** Activation checkpointing makes B longer by a forward pass. What does that do to the bubble
@@ -2421,8 +2422,8 @@ plots.pipeline("megatron/timeline/thousand", "Your Llama on 1,024 modeled H100s:
 # - Between B and W, a linear layer keeps its input and the gradient of its output, so moving W costs memory.
 # - If F, B, and W take the same time, ZB-H1 has a third of 1F1B's idle time, and each stage needs as much memory as the
 #   first stage of 1F1B. ZB-H2 removes the wait for the first gradient, but needs about twice the memory. ZBV also
-#   removes it, with a V-shaped placement and no more memory than ZB-H1, but with more transfers. If the times differ, a
-#   bubble is left: $(p-1)(F+B-2W)$ with ZB-H2.
+#   removes it, with a V-shaped placement and no more memory than ZB-H1, but with more transfers. If W is the shortest,
+#   a bubble is left: $(p-1)(F+B-2W)$ with ZB-H2.
 # - "Zero bubble" counts only the time between each stage's first and last action. The idle time before and after costs
 #   nothing only if the optimizer step does not wait for other stages.
 # - With uneven stages, memory caps, and slow links, a simulation finds better orders than any formula.

@@ -633,9 +633,9 @@ if all_forwards:
 # %% [markdown]
 # ## The bubble
 #
-# How large is the gray part that remains? For $p$ equal stages and $m$ micro-batches, lab 02 gave you the formula
-# $(p-1)/(m+p-1)$. Derive it from your GPipe: in one row, a stage is busy for $m$ forward and $m$ backward passes. When
-# does its first forward pass start, and when does its last backward pass end?
+# How large is the gray part that remains? Lab 02 used a formula for it. Derive it from your GPipe with $p$ equal stages
+# and $m$ micro-batches: in one row, a stage is busy for $m$ forward and $m$ backward passes. When does its first forward
+# pass start, and when does its last backward pass end?
 #
 # There are two ways to express a stage's idle time as a ratio. The **bubble fraction** divides it by the length of the
 # whole step. The **bubble overhead** divides it by the time the stage is busy. Read papers with care: the GPipe paper
@@ -707,10 +707,19 @@ check.function(enough, cases=check.draw(20, p=range(1, 65), limit=LIMITS),
 # +    return max(1, math.ceil((p - 1) * limit / (1 - limit)))
 
 # %% tags=["explore"]
-display(plots.bubbles(lambda p, m: (p - 1) / (m + p - 1)))
-for p in (4, 8, 16, 64):
-    print(f"{p:2} stages: a bubble of at most 20% takes {result(enough(p, 0.2001))} micro-batches, one of at most 5% "
-          f"{result(enough(p, 0.05001))}")
+from pipeline_schedules import load
+
+
+def simulated(p, m):
+    """Return the bubble fraction of the course's GPipe, from a simulation."""
+    return simulate(load("gpipe", p, m), CLOCK).bubble_fraction
+
+
+display(plots.bubbles(simulated))
+for p in (4, 8, 16):
+    m = enough(p, 0.19)
+    print(f"{p:2} stages: a bubble of {result(f'{simulated(p, m):.1%}')} with your {m} micro-batches, "
+          f"and of {simulated(p, m - 1):.1%} with one fewer")
 
 # %% [markdown]
 # Each curve stands for one number of stages. What matters is the number of micro-batches *per stage*: with four times
@@ -2643,7 +2652,7 @@ try:
     print("The hub answers: the next cell downloads GPT-2 (about 550 MB) and SQuAD.")
 except OSError:
     WEIGHTS, QUESTIONS = "data/offline/gpt2", "data/offline/questions.json"
-    !python code/examples/offline.py data/offline --steps 60 --batch-size 8 2>/dev/null | grep "^data"
+    !python code/examples/offline.py data/offline --steps 60 --batch-size 8 | grep "^data"
     with open(QUESTIONS) as file:
         paragraphs = json.load(file)["data"][0]["paragraphs"]
     example, asked = next((one, one["qas"][0]) for one in paragraphs if one["qas"][0]["id"] == "shutil.disk_usage")
@@ -2655,9 +2664,9 @@ except OSError:
 # %% tags=["explore"] short={"--iterations 5": "--iterations 1"}
 TUNE = "python code/examples/gpipe.py --iterations 5 --batch-size 16 --seq-length 64 --lr 1e-3"
 print("pretrained weights")
-!{TUNE} --dataset {QUESTIONS} --pretrained {WEIGHTS} 2>/dev/null | grep -o "iteration.*loss [0-9.]*"
+!{TUNE} --dataset {QUESTIONS} --pretrained {WEIGHTS} | grep -o "iteration.*loss [0-9.]*"
 print("random weights")
-!{TUNE} --dataset {QUESTIONS} 2>/dev/null | grep -o "iteration.*loss [0-9.]*"
+!{TUNE} --dataset {QUESTIONS} | grep -o "iteration.*loss [0-9.]*"
 
 # %% [markdown]
 # Random weights begin near $\ln V$, the loss of a model that finds all $V$ tokens equally likely. Pretrained weights

@@ -62,7 +62,9 @@ def squad() -> dict[str, Any]:
 def pretrain(folder: Path, steps: int, samples: int, seq_length: int, rate: float) -> float:
     """Train GPT-2 of the preset's size on the workspace's text, save it; return the last loss."""
     from transformers import GPT2Config, GPT2LMHeadModel, GPT2Tokenizer  # slow to import
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     prefix, vocabulary, merges = (preset := options.PRESETS["tiny"]).files
     own, size = GPT2BPETokenizer(vocabulary, merges), preset.size
     batches = text_batches.batches(
@@ -96,7 +98,8 @@ def flags() -> argparse.ArgumentParser:
                         help="steps of training (default: 100)")
     result.add_argument("--batch-size", type=options.positive, default=16, metavar="N")
     result.add_argument("--seq-length", type=options.positive, default=64, metavar="N")
-    result.add_argument("--lr", type=float, default=1e-3, metavar="X", help="of AdamW")
+    result.add_argument("--lr", type=float, default=1e-3, metavar="X",
+                        help="learning rate of AdamW (default: 0.001)")
     return result
 
 

@@ -58,7 +58,7 @@ def parser(description: str) -> argparse.ArgumentParser:
                        "256 at most)")
     train = made.add_argument_group("training")
     train.add_argument("--iterations", type=positive, default=10, metavar="N")
-    train.add_argument("--lr", type=float, metavar="X", help="of AdamW")
+    train.add_argument("--lr", type=float, metavar="X", help="learning rate of AdamW")
     train.add_argument("--clip-grad", type=float, metavar="X", help="the gradient's largest norm")
     train.add_argument("--seed", type=int, default=1234, metavar="N")
     return made

@@ -28,7 +28,9 @@ class Pretrained:
     def __init__(self, name: str) -> None:
         """Raises LabError for what cannot be loaded or is no GPT-2."""
         from transformers import AutoConfig, AutoTokenizer, GPT2LMHeadModel  # slow to import
+        from transformers.utils.logging import disable_progress_bar
 
+        disable_progress_bar()
         try:
             config = AutoConfig.from_pretrained(name)
             for key, wanted in OURS.items():

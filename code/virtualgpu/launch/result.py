@@ -69,8 +69,9 @@ def measure(gpu: CudaGpu, rank: int, value: object = None, error: str | None = N
     """
     ledger, tokens = gpu.ledger, gpu.values.tokens
     if tokens is not None and tokens.last is not None and not tokens.used:
-        gpu.assumptions.note(f"--output-tokens {tokens.last} ended nothing: the program compares "
-                             "no token that was not computed, so it has a length of its own")
+        gpu.assumptions.note(f"--output-tokens {tokens.last} had no effect: the program never "
+                             "compares a token that was not computed, so it decides on its own "
+                             "when to stop")
     if ledger is not None:
         ledger.stop()
         traced = gpu.trace_files

@@ -42,8 +42,8 @@ class StandInFinder:
         if program in RUN_WITHOUT.get(name, ()):
             if program not in self.told:
                 self.told.add(program)
-                self.assumptions.note(f"{program} runs without {name}, whose model lacks the "
-                                      f"internals that {program} uses")
+                self.assumptions.note(f"{program} does not use {name}: its stand-in lacks "
+                                      f"internals that {program} needs")
             return None
         folder = FOLDER / name
         return importlib.util.spec_from_file_location(
@@ -85,8 +85,8 @@ def refuse_kernel(kernel: object, *_: object, **__: object) -> None:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(own):
         frame = frame.f_back
     raise NoValue(f"{frame.f_code.co_filename}, line {frame.f_lineno}: {name} is a Triton kernel, "
-                  "and these are not modeled on virtual GPUs; choose the program's path in plain "
-                  "PyTorch, or uninstall triton, if the program runs without it")
+                  "and Triton kernels are not modeled on virtual GPUs; use the program's plain "
+                  "PyTorch path, or uninstall triton if the program runs without it")
 
 
 class StandInDistribution(metadata.Distribution):
@@ -129,8 +129,8 @@ def check(without: Sequence[str]) -> None:
     """Raise VirtualGpuError unless there are stand-ins of these names."""
     for name in without:
         if name not in PACKAGES:
-            raise VirtualGpuError(f"--without {name}: there is no stand-in of that name, only "
-                                  f"{', '.join(PACKAGES)}")
+            raise VirtualGpuError(f"--without {name}: no stand-in has this name; the choices "
+                                  f"are {', '.join(PACKAGES)}")
 
 
 def missing_part(error: ImportError) -> str | None:

@@ -103,12 +103,12 @@ class BlockMasks:
         except (NoValue, RuntimeError, TypeError, ValueError, IndexError):
             pass
         if density is None:
-            self.gpu.assumptions.note_here("the mask of flex_attention leaves half of the pairs of "
-                                           "query and key, as a causal one")
+            self.gpu.assumptions.note_here("the mask of flex_attention keeps half of the pairs of "
+                                           "query and key, like a causal mask")
             density = 0.5
         else:
             self.gpu.assumptions.note_here(
-                f"the mask of flex_attention leaves {density:.0%} of the pairs of query and key, "
+                f"the mask of flex_attention keeps {density:.0%} of the pairs of query and key, "
                 f"as it does at {PROBES} x {PROBES} of them")
         self.last = function, density
         return density
@@ -121,7 +121,7 @@ def varlen(gpu: CudaGpu, func: torch._ops.OpOverload, args: Sequence, kwargs: di
     name = func._schema.name.partition("::")[2]
     if name == "_varlen_attn_out":
         raise NoValue(f"{program_line()}: varlen_attn_out is not modeled on virtual GPUs; "
-                      "varlen_attn is")
+                      "call varlen_attn instead")
     for option in ("seqused_k", "block_table"):
         if given.get(option) is not None:
             raise NoValue(f"{program_line()}: varlen_attn({option}=..) is not modeled on virtual "

@@ -131,7 +131,7 @@ def test_labels_are_no_tokens():
 def test_an_option_that_ends_nothing_is_reported():
     rank = run("static", output_tokens=3)
     assert rank.account["inference"]["output_tokens"] == 10
-    assert any("--output-tokens 3 ended nothing" in one.text for one in rank.assumptions)
+    assert any("--output-tokens 3 had no effect" in one.text for one in rank.assumptions)
 
 
 def test_forward_passes_that_generate_nothing():

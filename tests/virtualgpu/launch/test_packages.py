@@ -228,7 +228,7 @@ def test_triton_kernels_are_refused_by_name(tmp_path):
 
     message = refused(program)
     assert "test_packages.py, line" in message
-    assert "add_kernel is a Triton kernel, and these are not modeled" in message
+    assert "add_kernel is a Triton kernel, and Triton kernels are not modeled" in message
 
 
 def test_programs_run_without_a_stand_in_that_is_unwanted():
@@ -238,7 +238,7 @@ def test_programs_run_without_a_stand_in_that_is_unwanted():
 
     ran(program, without=("flash_attn",))
     assert "flash_attn" not in sys.modules
-    with pytest.raises(VirtualGpuError, match="--without apex: there is no stand-in"):
+    with pytest.raises(VirtualGpuError, match="--without apex: no stand-in has this name"):
         Settings(without=("apex",))
 
 

@@ -304,9 +304,11 @@ def _packed_fits(a: Arguments) -> None:
     same_dtype(query, key, value)
     if a.kernel not in (FLASH, CUDNN, EFFICIENT):
         raise ValueError(f"kernel {a.kernel!r}: no such kernel")
-    lengths = len(a.rows) == len(a.columns) and min([0, *a.rows, *a.columns]) == 0
-    if not lengths or len(a.window) != 2 or min(a.window) < -1:
-        raise ValueError("packed attention: the lengths or the window are invalid")
+    if len(a.rows) != len(a.columns) or min([0, *a.rows, *a.columns]) < 0:
+        raise ValueError(f"packed attention: the lengths {a.rows} of queries and {a.columns} of "
+                         "keys are not one of each per sequence, 0 or more")
+    if len(a.window) != 2 or min(a.window) < -1:
+        raise ValueError(f"packed attention: the window {a.window} is not two numbers from -1")
     for name, sizes, tensor in (("rows", a.rows, query), ("columns", a.columns, key)):
         if (sum(sizes) > tensor.shape[0] if tensor.dim() == 3 else
                 len(sizes) != query.shape[0] or max([0, *sizes]) > tensor.shape[1]):

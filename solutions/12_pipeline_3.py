@@ -2064,6 +2064,10 @@ for name in ("1f1b", "interleaved", "zb-h1", "zb-h2", "zbv", "dualpipev"):
 unlike = [simulate(load(name, 4, 8, chunks), Durations(forward=1.1, backward=1.2, weight=0.7)).longest / 24 - 1
           for name, chunks in (("zb-h2", 1), ("zbv", 2))]
 print(f"F 1.1, B 1.2, W 0.7: a step takes {unlike[0]:.1%} longer than one stage's work with ZB-H2, {unlike[1]:.1%} with ZBV (simulated)")
+for pair in (3, 2.4):
+    overlapped = simulate(load("dualpipev", 4, 8), Durations(pair=pair))
+    print(f"DualPipeV with pairs of {pair} forward passes: the last stage idles for {overlapped.total - overlapped.busy[-1]:.1f}, "
+          f"a step takes {overlapped.total:.1f} (simulated)")
 
 # %% [markdown]
 # So ZB-H2 and ZBV are sure to be free of bubbles only if the three passes take the same time. If W is the shortest, a
@@ -2071,9 +2075,12 @@ print(f"F 1.1, B 1.2, W 0.7: a step takes {unlike[0]:.1%} longer than one stage'
 #
 # DeepSeek's [repository](https://github.com/deepseek-ai/DualPipe) counts $PP+1$ activations, where $PP = 2p$ is the
 # number of parts of the model. With $p = 4$, these are the activations of 9 half-stages, or 4.5 micro-batches in
-# flight, as for DualPipeV above. Its formula for the bubble contains the time of two overlapped passes, which this
-# simulation does not have. The last number of each of the first six lines shows a disadvantage: a link that takes half
-# as long as a forward pass costs a V-shaped schedule more than ZB-H2, whose long warm-up hides it.
+# flight, as for DualPipeV above. Its formula for the bubble is $(p-1)(F_{\&}B+B'-3W)$ for passes of half a stage, where
+# $B'$ is a backward pass with W, and $F_{\&}B$ is the time of a forward and a backward pass that overlap. The last two
+# lines agree with it: if the overlap saves nothing, the bubble is $\frac{3}{2}(3+2-3) = 3$ forward passes of a whole
+# stage, and if it saves a fifth of each pair, 2.1. The last number of each of the first six lines shows a disadvantage:
+# a link that takes half as long as a forward pass costs a V-shaped schedule more than ZB-H2, whose long warm-up hides
+# it.
 #
 # ## The contest
 #

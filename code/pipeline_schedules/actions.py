@@ -8,7 +8,7 @@ micro-batch turns around at the last stage instead, and comes back to the first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 FORWARD, BACKWARD, WEIGHT = "F", "B", "W"
@@ -48,7 +48,16 @@ class VShaped(list[list[Action]]):
     Chunk 0 of stage s is virtual stage s, and its chunk 1 is virtual stage 2 * stages - 1 - s. So
     the last stage passes chunk 0's output to its own chunk 1, and the first stage holds both ends
     of the model. Everything else is a list per stage, as in any schedule.
+
+    Attributes:
+        whole: the backward passes that compute both gradients in one pass, as (stage, B). Their W
+            follows directly, and they matter only to a simulation in which passes overlap.
     """
+
+    def __init__(self, stages: Iterable[list[Action]] = (),
+                 whole: Iterable[tuple[int, Action]] = ()) -> None:
+        super().__init__(stages)
+        self.whole = frozenset(whole)
 
 
 StageAction = tuple[int, Action]  # a stage, and an action that it runs

@@ -38,12 +38,15 @@ class Durations:
             `backward` + `weight`.
         link: time from the end of an action to the earliest start of an action on another stage
             that consumes its result; in a list, by receiving stage.
+        pair: the forward pass of one chunk and the whole backward pass of the other that overlap
+            in DualPipeV; by default, one runs after the other, and a gradient leaves before W.
     """
 
     forward: float | Sequence[float] = 1
     backward: float | Sequence[float] = 1
     weight: float | Sequence[float] = 1
     link: float | Sequence[float] = 0
+    pair: float | Sequence[float] | None = None
 
     def per_stage(self, stages: int) -> dict[str, list[float]]:
         """Return {attribute: one number per stage}.
@@ -54,6 +57,8 @@ class Durations:
         numbers = {}
         for field in fields(self):
             value = getattr(self, field.name)
+            if value is None and field.default is None:
+                continue
             values = [value] * stages if isinstance(value, Real) else value
             if not isinstance(values, list | tuple) or len(values) != stages:
                 raise ScheduleError(f"durations: {field.name} is one number or a list of {stages}, "

@@ -26,7 +26,7 @@ def parse(stages: object, source: str = "schedule") -> Schedule:
                                 '"v" and "stages", its list, and with nothing else')
         return VShaped(parse(stages["stages"], source))
     if isinstance(stages, VShaped):
-        return VShaped(parse(list(stages), source))
+        return VShaped(parse(list(stages), source), stages.whole)
     if not isinstance(stages, list | tuple):
         raise ScheduleError(f"{source}: a schedule is a list with one entry per stage, "
                             f"not a {type(stages).__name__}")

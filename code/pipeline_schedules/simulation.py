@@ -13,6 +13,7 @@ from pipeline_schedules.actions import Action, ScheduleError
 from pipeline_schedules.activations import peak_live
 from pipeline_schedules.clock import Durations, ScheduleClock
 from pipeline_schedules.interpreter import replay
+from pipeline_schedules.pairs import Times, paired_times
 from pipeline_schedules.parsing import well_formed
 from pipeline_schedules.validation import check
 
@@ -103,19 +104,26 @@ def simulate(schedule: Sequence[Sequence[Action]], durations: Durations | None =
 
     Args:
         schedule: per stage, its actions.
-        durations: times of the passes; by default F, B, and W take 1 and links take 0.
+        durations: times of the passes; by default F, B, and W take 1, links take 0, and no passes
+            overlap.
 
     Raises:
         ScheduleError: check() rejects the schedule, or the durations do not fit it.
     """
     check(schedule)
-    clock = ScheduleClock(schedule, durations or Durations())
-    replay(schedule, clock)
+    durations = durations or Durations()
     spans: dict[int, list[Span]] = {stage: [] for stage in range(len(schedule))}
-    for (stage, action), start in clock.starts.items():
-        spans[stage].append(Span(action.kind, action.micro_batch, action.chunk, start,
-                                 clock.ends[stage, action]))
+    for (stage, action), times in _times(schedule, durations).items():
+        spans[stage].append(Span(action.kind, action.micro_batch, action.chunk, *times))
     return Timeline(spans)
+
+
+def _times(schedule: Sequence[Sequence[Action]], durations: Durations) -> Times:
+    if durations.pair is not None:
+        return paired_times(schedule, durations)
+    clock = ScheduleClock(schedule, durations)
+    replay(schedule, clock)
+    return {key: (start, clock.ends[key]) for key, start in clock.starts.items()}
 
 
 def _span(item: Sequence, where: str) -> Span:

@@ -22,6 +22,7 @@ class _Stage:
         self.actions: list[Action] = []
         self.counts: Counter[tuple[str, int]] = Counter()
         self.waiting: list[Action] = []  # weight gradients that were put off
+        self.whole: list[Action] = []  # backward passes that were not split
 
     def run(self, times: int, *passes: str) -> None:
         """Repeat passes such as "F0", chunk 0's forward, of the next micro-batch each time.
@@ -48,7 +49,11 @@ class _Stage:
         self.actions.append(Action(kind, number, chunk))
         if kind == BACKWARD:
             weight = Action(WEIGHT, number, chunk)
-            (self.actions if name.startswith("BW") else self.waiting).append(weight)
+            if name.startswith("BW"):
+                self.whole.append(self.actions[-1])
+                self.actions.append(weight)
+            else:
+                self.waiting.append(weight)
 
 
 def zbv(stages: int, micro_batches: int) -> VShaped:
@@ -87,7 +92,8 @@ def dualpipev(stages: int, micro_batches: int) -> VShaped:
     """Return DualPipeV (Sea AI Lab's "cut in half" of the DualPipe in DeepSeek-V3's report, 2024).
 
     In the steady state, a forward of one chunk comes with a backward of the other, whose
-    communication it hides. The simulation runs them one after the other.
+    communication it hides. A simulation runs them one after the other, unless its durations have
+    the time of a pair.
 
     Args:
         stages: the number of pipeline stages.
@@ -98,9 +104,9 @@ def dualpipev(stages: int, micro_batches: int) -> VShaped:
     """
     at_least_one(stages=stages, micro_batches=micro_batches)
     numbered = max(micro_batches, 2 * stages)
-    schedule = VShaped()
-    for s in range(stages):
-        stage, later = _Stage(micro_batches), stages - 1 - s
+    made = [_Stage(micro_batches) for _ in range(stages)]
+    for s, stage in enumerate(made):
+        later = stages - 1 - s
         stage.run(2 * later, "F0")
         stage.run(s + 1, "F0", "F1")
         stage.run(later, "B1", "W", "F1")
@@ -115,8 +121,8 @@ def dualpipev(stages: int, micro_batches: int) -> VShaped:
             stage.run(s - half, "B1", "B0")
         stage.run(later, "W", "B0")
         stage.run(s + 1, "W")
-        schedule.append(stage.actions)
-    return schedule
+    return VShaped([stage.actions for stage in made],
+                   whole=[(s, action) for s, stage in enumerate(made) for action in stage.whole])
 
 
 V_SHAPED: dict[str, Callable[[int, int], VShaped]] = {"zbv": zbv, "dualpipev": dualpipev}

@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline_schedules import (
@@ -86,10 +86,31 @@ def test_dualpipev_has_half_the_bubble_of_zb_h1_and_one_more_chunk(p, more):
     schedule = dualpipev(p, m)
     timeline = simulate(schedule, Durations(Fraction(1), Fraction(1), Fraction(1)))
     assert peak_live(schedule) == [2 * p + 1] * p
-    # Published: (p-1)(F&B + B - 3W) of half-stage chunks, p-1 here if nothing overlaps. Here, a
-    # gradient is sent before W also where the two are one pass there.
-    assert max(idle(timeline)) == Fraction(p - 1, 2) <= p - 1
+    # Without pairs, a gradient is sent before W also where the two are one pass.
+    assert max(idle(timeline)) == Fraction(p - 1, 2)
     assert timeline.total == 3 * m + Fraction(p - 1, 2)
+
+
+@settings(max_examples=30)
+@given(STAGES, st.integers(0, 8), TIMES, TIMES, TIMES, st.fractions(0, 1, max_denominator=7))
+def test_the_published_bubble_of_dualpipev(p, more, forward, backward, weight, hidden):
+    """DeepSeek's table: (PP/2-1)(F&B + B - 3W), with passes of PP = 2p parts, if W <= F <= B."""
+    forward = min(forward, backward)
+    weight = min(forward, weight)
+    pair = forward + backward + weight - hidden * weight
+    timeline = simulate(dualpipev(p, 2 * p + more),
+                        Durations(forward, backward, weight, pair=pair))
+    waits = [timeline.total - busy for busy in timeline.busy]
+    assert max(waits) == waits[-1] == (p - 1) * (pair + backward + weight - 3 * weight) / 2
+
+
+def test_pairs_are_refused_where_a_schedule_has_none():
+    with pytest.raises(ScheduleError, match="durations: pair is for a schedule whose passes"):
+        simulate(zbv(3, 6), Durations(pair=3))
+    cut = dualpipev(2, 4)
+    cut[0].reverse()
+    with pytest.raises(ScheduleError):
+        simulate(cut, Durations(pair=3))
 
 
 @pytest.mark.parametrize("name", V_SHAPED)

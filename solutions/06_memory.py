@@ -1217,6 +1217,11 @@ for name in ("no checkpoints", "yours", "PyTorch, reentrant", "PyTorch, non-reen
 # - `--recompute-granularity selective` checkpoints only the core of attention: the operations with $as^2b$ in the
 #   table. It saves most of the memory for a few percent of the FLOPs.
 #
+# ![Six layers while the backward pass is at layer 3. Without recomputation, the activations of layers 0 to 3 are in
+# memory. Uniform, in groups of two: the inputs of layers 0 and 2, and the activations of layers 2 and 3, computed
+# again. Block, the first two layers: the inputs of layers 0 and 1, and the activations of layers 2 and 3, which were
+# never dropped.](../images/recompute_layers.svg)
+#
 # Recomputation must not change the training. Compare the losses of your trainer with those of the course's, on two real
 # ranks:
 

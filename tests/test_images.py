@@ -20,3 +20,9 @@ def test_every_figure_has_code():
     drawn = {path.stem for path in (ROOT / "images").glob("*.svg")}
     assert drawn == {path.stem for path in (ROOT / "images" / "src").glob("*.py")} - {
         "draw", "style"}
+
+
+def test_every_figure_is_shown():
+    pages = [*ROOT.glob("solutions/*.py"), *ROOT.glob("docs/*.md"), ROOT / "README.md"]
+    text = "".join(page.read_text() for page in pages)
+    assert not [path.name for path in (ROOT / "images").glob("*.svg") if path.name not in text]

@@ -1457,11 +1457,11 @@ for rate in RATES:
 # Megatron-LM uses this order: rank $r = i_\text{tensor} + t\,(i_\text{data} + d\,i_\text{stage})$, with $t$
 # tensor-parallel ranks, $d$ replicas, and $p$ stages.
 #
-# By default, and in this lab, `new_group` is a collective over *all* ranks, including those that will not be in the
-# group. So every rank has to create every group, and in the same order. With NCCL, a process group also has one
-# communicator per pair of stages, whose operations run in the order in which they were launched. But between two
-# stages, hidden states and gradients travel at the same time, in opposite directions. One way to keep them apart is a
-# process group for each direction.
+# By default, `new_group` is a collective over *all* ranks, including those that will not be in the group. So every rank
+# has to create every group, and in the same order. With NCCL, a process group also has one communicator per pair of
+# stages, whose operations run in the order in which they were launched. But between two stages, hidden states and
+# gradients travel at the same time, in opposite directions. One way to keep them apart is a process group for each
+# direction.
 
 # %% [markdown]
 # ### Exercise 6: the grid

@@ -276,14 +276,17 @@ def parts_of(flags: str) -> list[dict[str, float]]:
 
 
 def watch_groups() -> list[list[int]]:
-    """Return a list that receives the ranks of each process group that this rank creates."""
+    """Return a list that receives the ranks of each process group that this rank creates with all
+    other ranks. Groups that only their own ranks create (use_local_synchronization) are left out.
+    """
     from torch.distributed import distributed_c10d
 
     made: list[list[int]] = []
     new_group = dist.new_group
 
     def watched(ranks: Sequence[int] | None = None, *rest: Any, **options: Any) -> Any:
-        made.append(list(range(dist.get_world_size()) if ranks is None else ranks))
+        if not options.get("use_local_synchronization"):
+            made.append(list(range(dist.get_world_size()) if ranks is None else ranks))
         return new_group(ranks, *rest, **options)
 
     dist.new_group = distributed_c10d.new_group = watched

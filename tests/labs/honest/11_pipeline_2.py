@@ -272,6 +272,32 @@ class Grid:
             self.links[kind] = pick(lines)
         self.ends = pick(lines[:, [0, -1]]) if pipeline > 1 else None
 
+# %% answer="grid" style="only the groups of this rank, synchronized locally"
+%%writefile mytrainer/grid.py
+import torch.distributed as dist
+
+
+class Grid:
+    def __init__(self, tensor, pipeline):
+        rank, world = dist.get_rank(), dist.get_world_size()
+        width = world // pipeline
+        if pipeline * width != world or width % tensor:
+            raise ValueError(f"{world} ranks are no grid of {tensor} x {pipeline}")
+        self.stages, (self.stage, place) = pipeline, divmod(rank, width)
+        self.replica, first = divmod(place, tensor)
+        stage = range(self.stage * width, (self.stage + 1) * width)
+        line = [place + width * k for k in range(pipeline)]
+        copy = [self.replica * tensor + i + width * k for k in range(pipeline) for i in range(tensor)]
+
+        def group(ranks):
+            return dist.new_group(list(ranks), use_local_synchronization=True)
+
+        self.tensor = group(stage[self.replica * tensor:(self.replica + 1) * tensor])
+        self.data = group(stage[first::tensor])
+        self.model = group(copy)
+        self.links = {kind: group(line) for kind in "FB"}
+        self.ends = group([line[0], line[-1]]) if pipeline > 1 and rank in (line[0], line[-1]) else None
+
 # %% answer="grid" style="sets of ranks, in one loop"
 %%writefile mytrainer/grid.py
 import torch.distributed as dist

@@ -4,8 +4,9 @@
 
 It makes the choices that torchtitan's configurations of 2024 made: bf16 compute with fp32
 parameters and reductions, RMSNorm and rotary embeddings without fused kernels, SDPA, an fp32 loss,
-AdamW, and gradient clipping. With --compile, every layer is compiled. Rank 0 prints tokens/s per
-GPU and the peak memory.
+AdamW, and gradient clipping. With --compile, every layer is compiled; with --float8, torchao's
+linear layers multiply in FP8 with a scale per tensor, all but the last; with --context, so many
+GPUs share each sequence. Rank 0 prints tokens/s per GPU and the peak memory.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import argparse
 import os
 import time
 from collections import Counter
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
@@ -30,6 +31,7 @@ aten = torch.ops.aten
 MATMUL = aten.mm.default
 ATTENTION = (aten._scaled_dot_product_flash_attention.default,
              aten._scaled_dot_product_efficient_attention.default)
+LARGEST = aten.max.default  # of FP8's scales
 CHECKPOINTING = ("none", "layer", "op", "full")
 EVERY = 2  # of the layers, "layer" checkpoints one in so many
 
@@ -121,13 +123,14 @@ class Llama(nn.Module):
 
 
 def every_second_matmul() -> tuple[AbstractContextManager, AbstractContextManager]:
-    """Return contexts that save attention and every second matmul, and recompute the rest."""
+    """Return contexts that save attention, every second matmul, and scales, and recompute the rest.
+    """
     counts: Counter[bool] = Counter()
 
     def policy(context, operation, *_args, **_kwargs) -> CheckpointPolicy:
         if operation is MATMUL:
             counts[context.is_recompute] += 1
-        saved = (operation in ATTENTION
+        saved = (operation in ATTENTION or operation is LARGEST
                  or (operation is MATMUL and counts[context.is_recompute] % 2 == 1))
         return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
 
@@ -155,6 +158,8 @@ def build(size: argparse.Namespace) -> nn.Module:
     """Build the model on the meta device, shard it, and give it memory and values."""
     with torch.device("meta"):
         model = Llama(size).to(getattr(torch, size.parameters))
+    if size.float8:
+        multiply_in_float8(model.layers)
     shard = partial(
         fully_shard, mesh=mesh(size.sharding),
         mp_policy=MixedPrecisionPolicy(torch.bfloat16, getattr(torch, size.reductions)))
@@ -172,6 +177,29 @@ def build(size: argparse.Namespace) -> nn.Module:
     return model
 
 
+def multiply_in_float8(layers: nn.Module) -> None:
+    """Convert linear layers as torchtitan's tables do, which also gather parameters in FP8."""
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    config = Float8LinearConfig(enable_fsdp_float8_all_gather=True)
+    convert_to_float8_training(layers, config=config)
+
+
+def sharing_sequences(size: argparse.Namespace, model: nn.Module, *tokens: Tensor
+                      ) -> AbstractContextManager:
+    """Return a context in which each of `size.context` GPUs has its part of every sequence."""
+    if size.context == 1:
+        return nullcontext()
+    from torch.distributed.tensor.experimental import context_parallel
+    from torch.distributed.tensor.experimental._attention import set_rotate_method
+
+    set_rotate_method("allgather")
+    ranks = init_device_mesh("cuda", (dist.get_world_size() // size.context, size.context),
+                             mesh_dim_names=("data", "context"))
+    return context_parallel(ranks["context"], buffers=[*tokens, model.by],
+                            buffer_seq_dims=[1, 1, 0], no_restore_buffers={*tokens})
+
+
 def train(size: argparse.Namespace) -> tuple[float, float]:
     """Return tokens/s per GPU and the peak of the reserved memory in GiB."""
     model = build(size)
@@ -182,10 +210,12 @@ def train(size: argparse.Namespace) -> tuple[float, float]:
         for micro_batch in range(size.accumulation):
             tokens = torch.randint(size.vocabulary, (size.batch, size.sequence + 1)).cuda()
             model.set_requires_gradient_sync(micro_batch == size.accumulation - 1)
-            logits = model(tokens[:, :-1])
-            loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-            del logits
-            (loss / size.accumulation).backward()
+            inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+            with sharing_sequences(size, model, inputs, labels):
+                logits = model(inputs)
+                loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+                del logits
+                (loss / size.accumulation).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
         optimizer.step()
 
@@ -196,7 +226,7 @@ def train(size: argparse.Namespace) -> tuple[float, float]:
         step()
     torch.cuda.synchronize()
     seconds = (time.perf_counter() - begin) / size.steps
-    tokens = size.accumulation * size.batch * size.sequence
+    tokens = size.accumulation * size.batch * size.sequence // size.context
     return tokens / seconds, torch.cuda.max_memory_reserved() / 2**30
 
 
@@ -214,6 +244,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
                         help="over all GPUs, or over those of a node")
     parser.add_argument("--checkpointing", choices=CHECKPOINTING, default="none")
     parser.add_argument("--compile", action="store_true", help="torch.compile for every layer")
+    parser.add_argument("--float8", action="store_true", help="torchao's FP8 linear layers")
+    parser.add_argument("--context", type=int, default=1, help="GPUs that share a sequence")
     parser.add_argument("--steps", type=int, default=1, help="timed steps, after one of warm-up")
     return parser.parse_args(arguments)
 

@@ -17,6 +17,7 @@ from benchmarks.accuracy.trainer import NotYet
 from virtualgpu.core.card import Card
 from virtualgpu.launch.ranks import run_ranks
 from virtualgpu.launch.settings import Settings
+from virtualgpu.packages.finder import CUDNN_ATTENTION
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # of the programs, which are scripts
 import gpt2_steps
@@ -38,8 +39,10 @@ def llama_seconds(row: Mapping) -> tuple[float, float]:
     names = ("layers", "hidden", "heads", "groups", "inner", "vocabulary", "sequence")
     speed, memory = llama_fsdp.run([*(f"--{name}={row[name]}" for name in names), "--compile",
                                     f"--batch={row['micro_batch']}",
-                                    f"--checkpointing={row['checkpointing']}"])
-    return row["micro_batch"] * row["sequence"] / speed, memory
+                                    f"--checkpointing={row['checkpointing']}",
+                                    f"--context={row.get('context', 1)}",
+                                    *(["--float8"] if row.get("float8") else [])])
+    return row["micro_batch"] * row["sequence"] / row.get("context", 1) / speed, memory
 
 
 def timm_seconds(row: Mapping) -> tuple[float, float]:
@@ -62,13 +65,16 @@ def predict(program: str, row: Mapping, card: Card) -> Prediction:
         card: the GPU model.
 
     Raises:
-        NotYet: the program needs timm, which is not installed.
+        NotYet: the row needs timm or torchao, which is not installed.
         SystemExit: the program failed.
     """
     if program == "timm_train" and importlib.util.find_spec("timm") is None:
         raise NotYet("timm is not installed")
+    if row.get("float8") and importlib.util.find_spec("torchao") is None:
+        raise NotYet("torchao is not installed")
     cluster = cluster_of(row, replace(card, name=f"{card.name}-unlimited", memory=UNLIMITED))
-    (rank,) = run_ranks(cluster, Settings(), lambda: PROGRAMS[program](row), [0])
+    settings = Settings(without=() if row.get("cudnn") else (CUDNN_ATTENTION,))
+    (rank,) = run_ranks(cluster, settings, lambda: PROGRAMS[program](row), [0])
     if rank.error:
         raise SystemExit(f"{program}: {rank.error}")
     seconds, reserved = rank.value

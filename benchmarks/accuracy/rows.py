@@ -140,7 +140,7 @@ def published_seconds(row: Mapping) -> float | None:
         return row["seconds"]
     if "tokens_per_second_per_gpu" in row:
         tokens = row["micro_batch"] * row.get("accumulation", 1) * row["sequence"]
-        return tokens / row["tokens_per_second_per_gpu"]
+        return tokens / row.get("context", 1) / row["tokens_per_second_per_gpu"]
     if "teraflops" in row:  # counts the forward pass twice, as its recomputation
         return step_flops(gpt_of(row), row["batch"], "full") / row["gpus"] / row["teraflops"] / 1e12
     return None

@@ -14,7 +14,7 @@ from virtualgpu.core.errors import VirtualGpuError
 from virtualgpu.core.stacks import DEFAULT, STACKS
 from virtualgpu.launch import cluster as clusters
 from virtualgpu.launch import host, launchers
-from virtualgpu.packages.finder import PACKAGES
+from virtualgpu.packages.finder import REMOVABLE
 
 TERMINATED, USAGE = 143, 2
 AUTO = "auto"  # value of --present
@@ -53,9 +53,9 @@ def parser() -> argparse.ArgumentParser:
                         "execution trace, and memory timeline")
     result.add_argument("--steps", type=int, metavar="N", help="end the program after its N-th "
                         "step, which is a step of its first optimizer, or one that mark_step ends")
-    result.add_argument("--without", action="append", default=[], metavar="PACKAGE",
-                        help="do not model this package for programs that import it: "
-                        f"{', '.join(PACKAGES)}")
+    result.add_argument("--without", action="append", default=[], metavar="NAME",
+                        help="do not model this package, or this kernel of attention: "
+                        f"{', '.join(REMOVABLE)}")
     result.add_argument("--output-tokens", type=int, metavar="N", help="in inference, the N-th "
                         "output token of a sequence is the end-of-text token (default: none is, so "
                         "the program's own maximum counts)")

@@ -61,6 +61,7 @@ def become(cluster: Cluster, rank: int, settings: Settings, present: Sequence[in
     if cluster.per_node > 1:
         gpu.current = None  # the program has to choose
     gpu.fuses = settings.fuses
+    gpu.has_cudnn_attention = finder.CUDNN_ATTENTION not in settings.without
     if settings.eager_host and not settings.record:
         gpu.eager = EagerHost(gpu)
     facade.install(gpu)

@@ -33,7 +33,7 @@ class Settings:
         eager_host: whether eager operations in inference cost the host more than launches
             (core/eager.py); records never have these costs.
         typical: what a few numbers of large tensors are assumed to be; None: they are unknown.
-        without: stand-ins for packages that the program must not find.
+        without: what is not there: stand-ins for packages, or cuDNN's kernel of attention.
 
     Raises:
         VirtualGpuError: two settings exclude each other, or there is no such stand-in.

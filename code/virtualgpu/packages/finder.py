@@ -17,6 +17,10 @@ FOLDER = Path(__file__).parent
 # By name of the module: name of the distribution, and the version whose interface is modeled.
 PACKAGES = {"flash_attn": ("flash-attn", "2.8.3"), "xformers": ("xformers", "0.0.35"),
             "transformer_engine": ("transformer-engine", "2.11.0")}
+# The kernel of torch's attention that Hopper and Blackwell prefer; programs from before PyTorch
+# preferred it ran without it.
+CUDNN_ATTENTION = "cudnn_attention"
+REMOVABLE = (*PACKAGES, CUDNN_ATTENTION)
 # Packages that run without one of these, and need more of it than its stand-in has.
 RUN_WITHOUT = {"flash_attn": ("diffusers",), "transformer_engine": ("megatron",)}
 
@@ -126,11 +130,11 @@ def install(assumptions: Assumptions, without: Sequence[str] = ()) -> None:
 
 
 def check(without: Sequence[str]) -> None:
-    """Raise VirtualGpuError unless there are stand-ins of these names."""
+    """Raise VirtualGpuError unless these names can be left out."""
     for name in without:
-        if name not in PACKAGES:
+        if name not in REMOVABLE:
             raise VirtualGpuError(f"--without {name}: no stand-in has this name; the choices "
-                                  f"are {', '.join(PACKAGES)}")
+                                  f"are {', '.join(REMOVABLE)}")
 
 
 def missing_part(error: ImportError) -> str | None:

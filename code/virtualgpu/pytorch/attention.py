@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from enum import Enum
 
 import torch
@@ -26,6 +27,10 @@ class AttentionBackend(Enum):
     MATH, FLASH, EFFICIENT, CUDNN = range(4)  # as torch._fused_sdp_choice numbers them
 
 
+DEFAULT_ORDER = [AttentionBackend.FLASH, AttentionBackend.EFFICIENT, AttentionBackend.MATH,
+                 AttentionBackend.CUDNN]
+
+
 def choose_backend(gpu: CudaGpu, query: Tensor, key: Tensor, value: Tensor,
                    mask: Tensor | None = None, grouped: bool = False) -> AttentionBackend:
     """Return the kernel that ATen/native/transformers/cuda/sdp_utils.cpp chooses.
@@ -45,14 +50,24 @@ def choose_backend(gpu: CudaGpu, query: Tensor, key: Tensor, value: Tensor,
             AttentionBackend.FLASH: flash_fits(gpu, query, key, value, mask, grouped),
             AttentionBackend.EFFICIENT: efficient_fits(query, key, value),
             AttentionBackend.MATH: enabled.math_sdp_enabled()}
-    order = [AttentionBackend.FLASH, AttentionBackend.EFFICIENT, AttentionBackend.MATH,
-             AttentionBackend.CUDNN]
-    if generation(gpu.card)[:2] in CUDNN_PREFERRED:
-        order.insert(0, order.pop())
-    for backend in order:
+    for backend in priority_order(gpu):
         if fits[backend]:
             return backend
     raise RuntimeError("No available kernel. Aborting execution.")
+
+
+def priority_order(gpu: CudaGpu) -> list[AttentionBackend]:
+    """Return the kernels from the first choice to the last, as sdp_utils.cpp orders them.
+
+    A program's own order (`sdpa_kernel(..., set_priority=True)`) comes first. Otherwise, cuDNN is
+    the first choice on some GPUs, unless TORCH_CUDNN_SDPA_PREFERRED=0.
+    """
+    order = [AttentionBackend(number) for number in torch._C._get_sdp_priority_order()
+             if number <= AttentionBackend.CUDNN.value]
+    if (order == DEFAULT_ORDER and generation(gpu.card)[:2] in CUDNN_PREFERRED
+            and os.environ.get("TORCH_CUDNN_SDPA_PREFERRED") != "0"):
+        order.insert(0, order.pop())
+    return order
 
 
 def same_heads(query: Tensor, key: Tensor, grouped: bool) -> bool:
@@ -65,7 +80,8 @@ def cudnn_fits(gpu: CudaGpu, query: Tensor, key: Tensor, value: Tensor, mask: Te
                grouped: bool) -> bool:
     """cuDNN needs 16 bits, head dimensions divisible by 8, and no mask that requires a gradient."""
     widest = CUDNN_MAX_WIDTH.get(generation(gpu.card)[:2], CUDNN_DEFAULT_MAX_WIDTH)
-    return (enabled.cudnn_sdp_enabled() and generation(gpu.card)[0] >= FLASH_MIN_MAJOR
+    return (gpu.has_cudnn_attention and enabled.cudnn_sdp_enabled()
+            and generation(gpu.card)[0] >= FLASH_MIN_MAJOR
             and same_heads(query, key, grouped) and query.dtype in HALF and key.shape[2] > 1
             and all(one.shape[-1] <= widest and not one.shape[-1] % WIDTH_UNIT
                     for one in (query, value))

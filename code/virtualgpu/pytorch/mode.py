@@ -63,6 +63,7 @@ class CudaGpu(CudaDevice):
         super().__init__(card, index, count, limit, assumptions, typical)
         self.tf32: bool | None = None  # while an operation is costed: whether it may use TF32
         self.fuses = False  # whether compiled regions are fused
+        self.has_cudnn_attention = True  # whether torch may choose cuDNN's kernel (attention.py)
         self.fuser: Fuser | None = None  # from the first compiled region on (fusing.py)
         self.trace_files: TraceFiles | None = None  # --trace writes them at the end
         self.workspaces = Workspaces(card)

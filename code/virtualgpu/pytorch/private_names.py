@@ -39,6 +39,7 @@ NAMES = (
     "torch._C._get_cublas_allow_tf32",
     "torch._C._get_cudnn_allow_tf32",
     "torch._C._get_dispatch_mode",
+    "torch._C._get_sdp_priority_order",
     "torch._C._group_tensors_by_device_and_dtype",
     "torch._C._has_storage",
     "torch._C._is_fwd_grad_enabled",

@@ -3,11 +3,15 @@
 import json
 import re
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from statistics import mean
 
 import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import virtualgpu
 from virtualgpu.core.cards import find
 from virtualgpu.core.rules.attention import (
     CUDNN,
@@ -61,3 +65,28 @@ def test_a_stack_chooses_the_kernel_where_the_program_does_not():
     assert chosen == cudnn > 1.5 * flash
     assert attention_rate(find("a100"), "bf16", AttentionKernel(CUDNN, False, 128, 2048, True)) == (
         attention_rate(find("a100"), "bf16", AttentionKernel(FLASH, False, 128, 2048, True)))
+
+
+def attend():
+    q = torch.randn(1, 8, 4096, 128, device="cuda", dtype=torch.bfloat16)
+    torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+    torch.cuda.synchronize()
+
+
+def attend_in_order(*backends):
+    with sdpa_kernel(list(backends), set_priority=True):
+        attend()
+
+
+def test_the_program_and_the_environment_choose_the_kernel(monkeypatch):
+    """Hopper's default is cuDNN; programs of years in which it was not say so as on a real GPU."""
+    def seconds(program, *arguments):
+        return virtualgpu.run(partial(program, *arguments), "h100:1")[0].seconds
+
+    flash, cudnn = SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION
+    default, first_flash = seconds(attend), seconds(attend_in_order, flash, cudnn)
+    assert first_flash > 1.2 * default
+    assert seconds(attend_in_order, cudnn, flash) == default
+    monkeypatch.setenv("TORCH_CUDNN_SDPA_PREFERRED", "0")
+    assert seconds(attend) == first_flash
+    assert seconds(attend_in_order, cudnn, flash) == default

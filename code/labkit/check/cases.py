@@ -106,7 +106,6 @@ def cut(value: Any, ranks: int) -> Any:
 
     Args:
         value: a plain value that may contain EachRank.
-        ranks: the number of ranks.
 
     Raises ValueError if an EachRank has fewer elements than there are ranks.
     """

@@ -103,8 +103,7 @@ def gpus(driver: Any, case: Case = (), gpus: str = "h100:8", *, nodes: int = 1,
         driver: a function that uses the student's names; its return value is ignored.
         case: the driver's arguments: a dict of keywords, or a sequence of positional arguments.
         gpus: the GPU model and the number per node.
-        nodes: the number of nodes.
-        link: the network between them, such as "ethernet:25gbit"; None: the GPU model's usual one.
+        link: the network between nodes, such as "ethernet:25gbit"; None: the GPU model's usual one.
         present: the ranks to simulate if all others do the same as one of these; None: all.
         least: lower bounds for every rank, because a record could leave something out: "flops",
             "bytes", "live", or "communicated". FLOPs count only in "dtype" ("fp32" by default) and

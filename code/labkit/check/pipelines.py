@@ -302,7 +302,6 @@ def _is_for(wrong: PerCase | str, got: Any, fault: Fault, elsewhere: bool, cases
         got: the answer.
         fault: its first fault.
         elsewhere: whether the answer is right for another case.
-        cases: all cases.
         number: the index of the case.
     """
     if not isinstance(wrong, str):
@@ -374,8 +373,7 @@ def validity_fault(schedule: Schedule, of: Sizes) -> Fault | None:
     """Return why a schedule cannot run: missing or repeated work, or a deadlock; None if it can.
 
     Args:
-        schedule: the schedule.
-        of: the sizes that it should have.
+        of: the sizes that the schedule should have.
     """
     stages, micro_batches, chunks = of
     errors = problems(schedule, stages=stages, micro_batches=micro_batches, chunks=chunks)

@@ -54,7 +54,7 @@ def nodes(plan: ClusterPlan) -> str:
                     for group, run in groupby(plan.placement.order))
 
 
-def record(plan: ClusterPlan, flags: Sequence[str], global_batch: int) -> dict:
+def as_dict(plan: ClusterPlan, flags: Sequence[str], global_batch: int) -> dict:
     """Return a plan as a dictionary."""
     sizes, config, stages = plan.placement.sizes, plan.config, plan.stages
     memory = [float(stages.memory[stage, count] + min(card.memory for card in kinds))

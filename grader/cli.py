@@ -78,14 +78,14 @@ def _add_grading(subparsers: argparse._SubParsersAction) -> None:
     grade.add_argument("lab", nargs="?", metavar="LAB", help="for example 03_multi_node")
     _students(grade)
     grade.add_argument("--all", action="store_true", help="every lab that has submissions")
-    grade.set_defaults(run=run_grade, anew=False, ungraded=False, from_start=False)
+    grade.set_defaults(run=run_grade, even_current=False, ungraded=False, from_start=False)
     again = add_command(subparsers, "regrade", "grade submissions again", REGRADE + WHERE)
     again.add_argument("lab", metavar="LAB", help="for example 03_multi_node")
     _students(again)
     again.add_argument("--ungraded", action="store_true", help="skip submissions that have a score")
     again.add_argument("--from-start", action="store_true",
                        help="grade all of them, even after a regrade that was stopped")
-    again.set_defaults(run=run_grade, anew=True, all=False)
+    again.set_defaults(run=run_grade, even_current=True, all=False)
     for parser in (grade, again):
         parser.add_argument("--workers", type=positive_count, metavar="N",
                             help="submissions graded at a time (default: one per core)")
@@ -151,8 +151,8 @@ def run_grade(arguments: argparse.Namespace) -> int:
         signal.signal(number, signal.default_int_handler)  # stops as Ctrl-C does
     try:
         with progress(len(work)) as step:
-            outcomes = grade_all(course, work, step, anew=arguments.anew,
-                                 workers=arguments.workers, elsewhere=_elsewhere(arguments),
+            outcomes = grade_all(course, work, step, even_current=arguments.even_current,
+                                 workers=arguments.workers, on_cluster=_cluster_grader(arguments),
                                  whole_lab="" if arguments.students or arguments.ungraded
                                  else arguments.lab or "", from_start=arguments.from_start)
     except Stopped as error:
@@ -167,7 +167,7 @@ def run_grade(arguments: argparse.Namespace) -> int:
     return 130 if stopped else 0
 
 
-def _elsewhere(arguments: argparse.Namespace):
+def _cluster_grader(arguments: argparse.Namespace):
     if not arguments.slurm:
         return None
     from grader.batch.slurm import grade_on_cluster

@@ -152,7 +152,6 @@ def case_stages(case: Case, place: Place) -> Stages:
     """Return the costs of the stages of a placement, with times in ms.
 
     Args:
-        case: the case.
         place: the placement; the case may lack the GPUs for it.
     """
     replicas, kinds = place

@@ -178,9 +178,6 @@ def search(case: Case) -> dict[str, Any]:
     stage at a time. No step keeps a slower plan in place of a faster one, so the result is never
     slower than a plan of SEEDS. The process keeps the plans of the last cases.
 
-    Args:
-        case: the case.
-
     Raises:
         InvalidPlan: no plan fits.
     """

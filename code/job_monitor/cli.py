@@ -90,7 +90,7 @@ def run_top(arguments: argparse.Namespace) -> None:
     count = _line_count(arguments.lines, number)
     snapshots = take_snapshots(number, arguments.log)
     if arguments.json:
-        jobs = [snapshot.record(one) | ({} if number is None else details.record(one))
+        jobs = [snapshot.as_dict(one) | ({} if number is None else details.as_dict(one))
                 for one in snapshots]
         print(json.dumps({"time": time.time(), "jobs": jobs}, indent=2))
     elif arguments.once or not (arguments.watch or sys.stdout.isatty()):

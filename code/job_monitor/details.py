@@ -100,7 +100,7 @@ def _gpus(node: NodeFiles, count: int) -> Iterator[StyledLine]:
                          f"MiB  {gpu.utilization}  {pids}")
 
 
-def record(snapshot: Snapshot) -> dict:
+def as_dict(snapshot: Snapshot) -> dict:
     """Return the verdicts, the settings, and the nodes' GPUs as a dictionary for JSON."""
     return {
         "verdicts": [{"what": one.check, "verdict": one.verdict, "text": one.reason}

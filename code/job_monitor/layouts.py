@@ -67,7 +67,6 @@ def read(name: str, job: ProfiledJob, sequence_length: int) -> LayoutRun:
 
     Args:
         name: a name for the layout.
-        job: the job.
         sequence_length: tokens per sample.
 
     Raises:

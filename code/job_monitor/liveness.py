@@ -31,7 +31,6 @@ def rank_health(status: RankStatus, process: str | None, job: SlurmJob, errors: 
     Args:
         status: the rank's status file.
         process: the state of its process, as from `ranks.process`.
-        job: its Slurm job.
         errors: errors in the job's log.
         now: the time in seconds since the epoch.
     """
@@ -79,7 +78,6 @@ def missing_rank_health(number: int, job: SlurmJob, errors: Iterable[LogError]) 
 
     Args:
         number: the rank.
-        job: its Slurm job.
         errors: errors in the job's log.
     """
     error = causes.first_of_rank(list(errors), number)
@@ -98,7 +96,6 @@ def unresponsive_ranks(root: LogError | None, errors: Iterable[LogError],
     Args:
         root: the root cause, if any.
         errors: errors in the job's log.
-        health: the health of each rank.
     """
     stopped = [rank for rank, word in health.items() if word == STOPPED]
     if stopped or root is None or root.kind != "timeout":

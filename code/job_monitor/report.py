@@ -26,7 +26,6 @@ def write(job: SlurmJob, output: str | None) -> Path:
     """Write a job's report and return its path.
 
     Args:
-        job: the job.
         output: the file to write; None for megatron/reports/NAME_JOBID.html.
 
     Raises:

@@ -86,8 +86,7 @@ def settings(job: SlurmJob, script: str, config: dict[str, str]) -> list[JobSett
     neither the request nor the log has are left out.
 
     Args:
-        job: the Slurm job.
-        script: the text of its batch script.
+        script: the text of the job's batch script.
         config: the configuration in the log.
     """
     wanted = flags(script)

@@ -234,7 +234,7 @@ def log_memory(lines: list[str]) -> dict[int, tuple[float, float]]:
             for line in prefixes.strip_all(lines) if (match := MEMORY_LINE.match(line))}
 
 
-def record(snapshot: Snapshot) -> dict:
+def as_dict(snapshot: Snapshot) -> dict:
     """Return a snapshot as a dictionary for JSON, with NaN and infinity as "nan" and "inf"."""
     job, latest = snapshot.job, snapshot.latest
     fields_of_job = {name: value for name, value in asdict(job).items()

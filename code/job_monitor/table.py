@@ -137,7 +137,6 @@ def shorten_to_terminal(snapshots: Sequence[Snapshot], foot: str, console: Conso
     Args:
         snapshots: the jobs.
         foot: the last line.
-        console: the terminal.
         count: lines of each node's files; None for no details.
     """
     limit = MAX_ROWS

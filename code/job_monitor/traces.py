@@ -75,7 +75,6 @@ def parse(rank: int, events: Sequence[dict]) -> GpuTrace:
     """Return the trace in a profile's events; its time starts at 0.
 
     Args:
-        rank: the rank.
         events: the `traceEvents`, of a GPU or of a virtual GPU.
 
     Raises:

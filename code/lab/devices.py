@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> None:
     except UnknownCard as error:
         raise LabError(f"devices {arguments.card}: {error}") from error
     if arguments.json:
-        shown = record(model) if model else [record(card) for card in cards.CARDS.values()]
+        shown = as_dict(model) if model else [as_dict(card) for card in cards.CARDS.values()]
         print(json.dumps(shown, indent=2))
     elif model:
         print("\n".join(details(model)))
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> None:
         print("\n".join(table(list(cards.CARDS.values()))))
 
 
-def record(card: Card) -> dict:
+def as_dict(card: Card) -> dict:
     """Return all fields and aliases as a dictionary for JSON."""
     return {"virtual": True, **asdict(card), "aliases": aliases(card)}
 

@@ -51,7 +51,6 @@ class HubServer(Jupyter):
         Args:
             home: the folder that it shows.
             environment: further environment variables.
-            address: its address.
             arguments: the hub's arguments for jupyterhub-singleuser.
             instructor: enable nbgrader's extensions for instructors.
             own: see Jupyter.

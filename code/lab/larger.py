@@ -225,7 +225,6 @@ def advice(words: list[str], profile: ClusterProfile, command: str = "sbatch", *
 
     Args:
         words: the command's arguments.
-        profile: the cluster.
         command: sbatch, srun, or salloc.
         fixed: True for a cluster whose size `lab cluster` cannot change.
     """

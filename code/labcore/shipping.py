@@ -145,7 +145,6 @@ def digest(name: str, content: bytes) -> str:
 
     Args:
         name: the file's name.
-        content: its bytes.
     """
     if name.endswith(".ipynb"):
         with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):

@@ -193,7 +193,6 @@ def changed(tree: ast.Module, names: Names) -> Iterator[tuple[str, str, bool]]:
 
     Args:
         tree: a whole cell.
-        names: its names.
     """
     read = {id(use.node) for use in names.uses}
     for node in ast.walk(tree):

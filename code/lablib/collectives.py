@@ -106,7 +106,6 @@ def _face(parts: int, ranks: int) -> str:
 
     Args:
         parts: the number of contributions that it contains.
-        ranks: the number of ranks.
     """
     return COMPLETE if parts == ranks else PARTIAL if parts > 1 else "white"
 

@@ -117,9 +117,7 @@ def dollars(plan: dict[str, Any], milliseconds: float, steps: int) -> float:
     """Return the dollars for some steps of a plan, at the on-demand prices of its GPUs.
 
     Args:
-        plan: the plan.
         milliseconds: the step time.
-        steps: the number of steps.
     """
     from layout_estimator.prices import DOLLARS_PER_HOUR
     from virtualgpu.core import cards

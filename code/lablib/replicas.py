@@ -45,7 +45,6 @@ def batch(seed: float, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
 
     Args:
         seed: the seed of the values.
-        samples: the number of samples.
     """
     angles = torch.arange(samples * WIDTH).view(samples, WIDTH) + float(seed)
     return (0.37 * angles).sin(), (0.53 * angles).cos()

@@ -23,8 +23,7 @@ def show_links(gpus: str, nodes: int, link: str | None = None) -> None:
 
     Args:
         gpus: the GPU model and the number per node, such as "h100:8".
-        nodes: the number of nodes.
-        link: the network between them; None for the usual one of these GPUs.
+        link: the network between nodes; None for the usual one of these GPUs.
     """
     topology = parse(gpus, nodes, link).topology()
     near, network = topology.path((0, 1)), topology.network

@@ -48,7 +48,6 @@ def file_link(path: Path, text: str) -> ServerLink | None:
     """Return a link to a file, or None if no server serves its folder.
 
     Args:
-        path: the file.
         text: the text of the link.
     """
     server = find_server()

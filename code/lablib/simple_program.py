@@ -31,7 +31,6 @@ def neighbor(stage: int, action: str, stages: int, chunks: int, step: int
     Args:
         stage: the stage of the action.
         action: such as "F3".
-        stages: the number of stages.
         chunks: chunks of the model on each stage.
         step: 1 for the action that takes the result, -1 for the one that supplies the input.
     """

@@ -23,7 +23,6 @@ def dump(job: int, log: Path, ranks: int) -> list[str]:
     Args:
         job: the job's ID.
         log: its log, in which each rank has printed a line such as `rank 0: PID 42 on node1`.
-        ranks: the number of ranks.
 
     Raises:
         LabError: not all ranks have printed their line, or py-spy cannot read a stack or takes

@@ -94,7 +94,6 @@ def train(model: nn.Module, finish: Callable[[], None], s: int, b: int, steps: i
         finish: completes the gradients after a step's backward pass.
         s: the sequence length.
         b: the number of samples.
-        steps: the number of steps.
     """
     tokens, labels = batch(model.embedding.weight.full_shape[0], s, b)
     losses: list[float] = []
@@ -151,7 +150,6 @@ def losses(llama: Callable, make_region: Callable, shape: dict, common: float, o
         own: the seed of the parts that only this rank has.
         s: the sequence length.
         b: the number of samples.
-        steps: the number of steps.
     """
     import torch.distributed as dist
     from mytrainer.heads import finish_gradients
@@ -222,7 +220,6 @@ def run_columns(make_region: Callable, width: int, features: int, tokens: int, t
         make_region: returns a region, given its process group.
         width: the input features.
         features: the output features of a layer, on all ranks together.
-        tokens: the number of tokens.
         times: the number of calls of `columns`.
     """
     import torch.distributed as dist
@@ -283,7 +280,6 @@ def priced(function: Callable[[], object], gpus: str, nodes: int = 1) -> Priced:
     Args:
         function: called when the default process group exists.
         gpus: the GPU model and the number per node.
-        nodes: the number of nodes.
 
     Raises LabError if the function fails.
     """

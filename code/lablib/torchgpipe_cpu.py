@@ -66,7 +66,6 @@ def run_worker(state: dict[str, Any], tasks: Queue, results: Queue, device: torc
     Args:
         state: the state from caller_state().
         tasks: the queue of the tasks.
-        results: the queue of their results.
         device: the partition's device.
     """
     hooks = state["hooks"]

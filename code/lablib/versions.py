@@ -286,7 +286,6 @@ def loss_and_gradients(weights: Sequence[dict[str, torch.Tensor]], data: MicroBa
 
     Args:
         weights: the parameters of each Layer, by name.
-        data: the micro-batch.
     """
     leaves = [{name: value.detach().clone().requires_grad_() for name, value in one.items()}
               for one in weights]
@@ -305,7 +304,6 @@ def nearest(gradient: torch.Tensor, histories: Sequence[Sequence[dict[str, torch
     Args:
         gradient: of all parameters, [n].
         histories: for each stage, its weight versions.
-        data: the micro-batch.
 
     Return the distance divided by the gradient's norm, and the version of every stage.
     """

@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> None:
     choices = sorted(search.found, key=lambda choice: (
         not choice.plan.fits, choice.plan.seconds_per_iteration))
     best = pareto(choices)
-    print(json.dumps([record(choice, choice in best) for choice in choices], indent=2) if as_json
+    print(json.dumps([as_dict(choice, choice in best) for choice in choices], indent=2) if as_json
           else table(search, choices, best))
     if plot is not None:
         draw(choices, best, plot)
@@ -98,7 +98,7 @@ def pop_figure_path(flags: list[str], name: str) -> str | None:
     return value
 
 
-def record(choice: EstimatedLayout, best: bool) -> dict:
+def as_dict(choice: EstimatedLayout, best: bool) -> dict:
     from layout_estimator.planner import as_json
 
     return {"micro_batch": choice.micro_batch, "recompute": choice.recompute,

@@ -229,10 +229,8 @@ class Estimator:
         """Return the cost of a stage's step; all micro-batch sizes share the end of a step.
 
         Args:
-            ctx: the context.
             vocab_size: the padded vocabulary size.
             key: whatever the passes depend on.
-            stage_chunks: the chunks of the stage.
         """
         config, grid = ctx.config, ctx.grid
         # Where reductions overlap with the last backward pass, they depend on its duration.

@@ -21,7 +21,6 @@ def save(plan: RunPlan, path: str) -> None:
     """Write a figure of the memory of each stage and of the parts of an iteration.
 
     Args:
-        plan: the plan.
         path: the file; its suffix decides the format.
     """
     matplotlib.use("Agg")

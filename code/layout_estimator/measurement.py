@@ -219,7 +219,6 @@ def run_action(pipeline: Pipeline, action: Action, *batches: MicroBatch) -> None
 
     Args:
         pipeline: a pipeline on which begin_step was called.
-        action: the action.
         batches: the step's micro-batches, at least up to the action's own.
     """
     position = pipeline.stage, action, pipeline.stages, len(pipeline.chunks)

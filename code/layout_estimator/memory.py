@@ -75,7 +75,6 @@ class PeakMemory(CostHandler):
         """Start with what a rank holds before its first pass.
 
         Args:
-            costs: costs of every stage.
             config: the run's flags.
             workspaces: bytes of cuBLAS's workspaces, per stage.
         """

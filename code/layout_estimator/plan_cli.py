@@ -143,12 +143,12 @@ def _hand_over(arguments: argparse.Namespace, plan: ClusterPlan) -> None:
 def _print(arguments: argparse.Namespace, search: Search, front: Sequence[ClusterPlan],
            flags: Sequence[str]) -> None:
     from layout_estimator.layer_profiles import VirtualProfiles
-    from layout_estimator.plan_report import nodes, record, table, trainer_flags
+    from layout_estimator.plan_report import as_dict, nodes, table, trainer_flags
 
     chosen = _within(arguments, search, front)
     best, batch = chosen or front[0], arguments.global_batch
     if arguments.json:
-        print(json.dumps([{**record(plan, flags, batch), "chosen": plan is best}
+        print(json.dumps([{**as_dict(plan, flags, batch), "chosen": plan is best}
                           for plan in front], indent=2))
     else:
         print(table(search, front, chosen))

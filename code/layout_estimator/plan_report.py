@@ -54,7 +54,7 @@ def nodes(plan: ClusterPlan) -> str:
                     for group, run in groupby(plan.placement.order))
 
 
-def record(plan: ClusterPlan, flags: Sequence[str], global_batch: int) -> dict:
+def as_dict(plan: ClusterPlan, flags: Sequence[str], global_batch: int) -> dict:
     """Return a plan as a dictionary."""
     sizes, config, stages = plan.placement.sizes, plan.config, plan.stages
     memory = [float(stages.memory[stage, count] + min(card.memory for card in kinds))
@@ -75,7 +75,6 @@ def table(search: Search, front: Sequence[ClusterPlan], chosen: ClusterPlan | No
 
     Args:
         search: the search that found them.
-        front: its plans.
         chosen: the cheapest within a deadline, to be marked; None without a deadline.
     """
     lines = [f"{', '.join(map(str, search.groups))}: {search.branches} layouts, "
@@ -131,8 +130,7 @@ def write_conf(path: Path, plan: ClusterPlan, model: str, kinds: Mapping[str, st
 
     Args:
         path: the file, which check_conf accepts.
-        plan: the plan to write.
-        model: its name.
+        model: the model's name.
         kinds: {GPU model's name: what to call it}.
         global_batch: samples per step.
 

@@ -144,7 +144,6 @@ def representative_context(config: Config, cluster: ModeledCluster, stage: int, 
 
     Args:
         config: the run's flags.
-        cluster: the modeled cluster.
         stage: the pipeline stage.
         replica: the data-parallel replica.
     """

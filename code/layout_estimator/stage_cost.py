@@ -110,8 +110,7 @@ class StageCost:
         """Return the cost of an action.
 
         Args:
-            action: the action.
-            is_first: whether it is the step's first of its kind on its chunk.
+            is_first: whether the action is the step's first of its kind on its chunk.
         """
         chunk = self.chunks[action.chunk]
         return (chunk.first if is_first else chunk.passes)[action.kind]
@@ -139,7 +138,6 @@ class CostHandler(Handler):
 
         Args:
             stage: the stage that runs it.
-            action: the action.
         """
         key = stage, action.kind, action.chunk
         is_first = key not in self._begun

@@ -23,7 +23,6 @@ class StepClock(CostHandler):
         """Start the clocks.
 
         Args:
-            costs: costs of the stages.
             micro_batches: micro-batches per step.
             send_seconds: per stage, {receiving stage: seconds of a send}.
             synchronous: whether the host waits for the GPU around every pass.

@@ -141,7 +141,6 @@ def bounds(known: EstimateResult, strategy: Strategy) -> Bounds:
 
     Args:
         known: the estimate, with gradients and parameters that are not sharded.
-        strategy: the strategy to bound.
     """
     from minimegatron.formulas import state_bytes
 

@@ -22,7 +22,6 @@ class Quantizer:
     """Quantizes one tensor of a layer by a recipe that needs no amax history.
 
     Args:
-        recipe: the recipe.
         role: "input", "weight", or "grad".
     """
 

@@ -154,7 +154,6 @@ def exchange(layer: OverlappedLinear, sent: Operand, quantizer: Callable[[Tensor
     ring.
 
     Args:
-        layer: the layer.
         sent: this rank's part [m, k], in FP8 if tensors have one scale.
         quantizer: rounds parts that travel in 16 bits.
         out: receives all parts times the transpose of `matrix`, plus `bias`, [t m, n].

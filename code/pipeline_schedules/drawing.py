@@ -45,7 +45,6 @@ class Drawing:
     """A matplotlib figure and its alternative text; a notebook shows both.
 
     Args:
-        figure: the figure.
         alt: the alternative text, which describes the figure for screen readers.
         crop: whether to crop the image to the figure's content, for figures with default margins.
     """
@@ -146,7 +145,6 @@ def alt_text(timeline: Timeline, title: str = "Pipeline", unit: str = "") -> str
     """Return a text that describes the figure: each stage's order, total time, bubble, and memory.
 
     Args:
-        timeline: the timeline.
         title: the figure's title.
         unit: the unit of time, or "".
     """
@@ -206,7 +204,6 @@ def _panel(figure: Figure, timeline: Timeline, top: float, title: str, unit: str
 
     Args:
         figure: the figure to draw in.
-        timeline: the timeline.
         top: the panel's upper edge, in inches from below.
         title: the panel's title.
         unit: the unit of time, or "".

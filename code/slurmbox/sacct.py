@@ -93,7 +93,6 @@ def table(jobs: list[dict[str, str]], selected: list[tuple[str, int]], now: date
     """Return a table of jobs.
 
     Args:
-        jobs: the jobs.
         selected: (field, width) of each column.
         now: the end of a job that has not ended.
         header: whether the table has a header.

@@ -29,8 +29,6 @@ def rank_environment(run: RunRequest, rank: int, port: int) -> dict[str, str]:
     """Return the variables that torchrun sets for a rank, in addition to `run.env`.
 
     Args:
-        run: the request.
-        rank: the rank.
         port: the TCP port of the rendezvous.
     """
     if not run.ranks:
@@ -52,7 +50,6 @@ def run_rank(run: RunRequest, task: tuple[Callable, tuple], variables: dict[str,
     """Run a rank, or a program's only process, and end this process.
 
     Args:
-        run: the request.
         task: the function and its arguments.
         variables: additions to the environment.
         report: the descriptor of a pipe for the outcome.

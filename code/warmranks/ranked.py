@@ -247,7 +247,6 @@ class BrokeredGroup(dist.ProcessGroup):
         Args:
             op: the name of the collective, or "send" or "recv".
             parts: the tensors to pass in.
-            fills: the tensors that it fills.
             finish: stores what the broker sends.
             peer: the other rank, or the root, as an index in this group.
             tag: that of a send or receive.

@@ -147,7 +147,6 @@ class Connection:
         """Register the socket.
 
         Args:
-            channel: the socket.
             selector: tells when there is something to read, or room to write.
             data: what the selector returns for it.
         """

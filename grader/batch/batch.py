@@ -84,29 +84,30 @@ class GradingRun:
             self.book.db.rollback()  # forgets what was read
             yield
 
-    def triage(self, work: WorkList, anew: bool, regrade: Regrade | None = None) -> WorkList:
+    def triage(self, work: WorkList, even_current: bool, regrade: Regrade | None = None
+               ) -> WorkList:
         """Enter pending results, leave current ones alone, and return the submissions that need
         grading.
 
         Args:
             work: (lab, student) pairs.
-            anew: whether to grade current submissions again.
+            even_current: whether to grade current submissions again.
             regrade: the regrade to continue: submissions that it has graded are current.
         """
-        rest, whole = [], anew
+        rest = []
         for lab, student in work:
             submission = Submission(self.course, lab, student)
-            anew = whole and (regrade is None or regrade.is_to_do(submission))
+            is_regraded = even_current and (regrade is None or regrade.is_to_do(submission))
             if reason := set_aside(submission):
                 self.end(GradingOutcome(student, lab, GradingRecord(
                     "ungraded", submission.digest, reason), 0.0, False))
                 continue
-            result = None if anew else pending_result(submission, self.settings)
-            is_current = not anew and current(submission, self.book)
+            result = None if is_regraded else pending_result(submission, self.settings)
+            is_current = not is_regraded and current(submission, self.book)
             # A node that was given up may say later that it ran out of time: no news by then.
             if result and (result.attempt.state == "graded" or not is_current):
                 self.enter(result)
-            elif is_current or (not anew and self.is_final(submission)):
+            elif is_current or (not is_regraded and self.is_final(submission)):
                 self.keep(submission)
             else:
                 rest.append((lab, student))

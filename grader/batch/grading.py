@@ -83,8 +83,8 @@ def locked_course(course: Course, labs: list[str], command: str
 
 
 def grade_all(course: Course, work: WorkList, done: Callable[[GradingOutcome], None], *,
-              anew: bool = False, workers: int | None = None,
-              elsewhere: ClusterGrader | None = None, whole_lab: str = "",
+              even_current: bool = False, workers: int | None = None,
+              on_cluster: ClusterGrader | None = None, whole_lab: str = "",
               from_start: bool = False) -> list[GradingOutcome]:
     """Grade submissions that are not current.
 
@@ -92,9 +92,9 @@ def grade_all(course: Course, work: WorkList, done: Callable[[GradingOutcome], N
         course: the course.
         work: (lab, student) pairs.
         done: called with each outcome.
-        anew: whether to grade all of `work` again.
+        even_current: whether to grade submissions that are current, too.
         workers: the number of workers; by default, from the settings.
-        elsewhere: grades some of them first, and returns the rest.
+        on_cluster: grades some of them first, and returns the rest.
         whole_lab: the lab, if `work` is all of it: then an unfinished regrade continues.
         from_start: do not continue it, but begin again.
 
@@ -111,19 +111,20 @@ def grade_all(course: Course, work: WorkList, done: Callable[[GradingOutcome], N
         with explained(course.root):
             selftest.self_test(backend, course.root)
         with locked_course(course, sorted({lab for lab, _ in work}),
-                           "lab regrade" if anew else "lab grade") as (settings, config, book):
+                           "lab regrade" if even_current else "lab grade"
+                           ) as (settings, config, book):
             batch = GradingRun(course, settings, config, book, pool, done, backend.name)
             try:
                 regrade = None
-                if anew and whole_lab:
+                if even_current and whole_lab:
                     regrade, again = regrades.begin(
                         course, whole_lab, [student for _, student in work], settings.digest(),
                         from_start)
                     if again:
                         print(f"lab: continues the regrade that began at {regrade.began}; "
                               "--from-start begins again", file=sys.stderr)
-                rest = batch.triage(work, anew, regrade)
-                batch.grade(elsewhere(batch, rest) if elsewhere else rest)
+                rest = batch.triage(work, even_current, regrade)
+                batch.grade(on_cluster(batch, rest) if on_cluster else rest)
                 if regrade:
                     regrades.end(course, whole_lab)
             except KeyboardInterrupt as error:

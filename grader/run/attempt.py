@@ -16,10 +16,10 @@ from grader.course import Submission
 from grader.course.reasons import Unusable, explain
 from grader.course.submitted import parse, read
 from grader.run.lab_plan import GradingPlan
+from grader.run.notebook_run import NotebookRun
 from grader.run.rebuild import rebuild
 from grader.run.settings import Grading
 from grader.run.timing import TimeLimitReached, limited
-from grader.run.walk import Walk
 from grader.sandbox.interface import Backend
 
 STATES = ("graded", "ungraded")
@@ -121,12 +121,12 @@ def grade(submission: Submission, plan: GradingPlan, backend: Backend,
     except (TimeLimitReached, MemoryError):
         return attempt(state="ungraded", reason="reading it takes too much time or memory",
                        own_doing=True)
-    walk = Walk(plan, notebook, backend, settings, course.seed(lab, student, digest))
-    reason = walk.run()
+    run = NotebookRun(plan, notebook, backend, settings, course.seed(lab, student, digest))
+    reason = run.run()
     if not reason:  # what an answer did that no check needed
-        notes += walk.session.incidents.values()
+        notes += run.session.incidents.values()
     notebook.metadata["grader"] = {"notes": notes}
     return attempt(state="ungraded" if reason else "graded", reason=reason, notes=tuple(notes),
-                   own_doing=bool(reason) and walk.own_doing,
-                   notebook=json.loads(json.dumps(notebook)), scores=walk.scores,
-                   unscored=tuple(walk.unscored))
+                   own_doing=bool(reason) and run.own_doing,
+                   notebook=json.loads(json.dumps(notebook)), scores=run.scores,
+                   unscored=tuple(run.unscored))

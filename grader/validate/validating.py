@@ -14,9 +14,9 @@ from grader.course.reasons import Unusable
 from grader.course.submitted import LARGEST, parse
 from grader.run import lab_plan
 from grader.run.lab_plan import GradingPlan, PlannedCell, heading
+from grader.run.notebook_run import NotebookRun
 from grader.run.rebuild import answers, rebuild, require_notebook
 from grader.run.settings import Grading
-from grader.run.walk import Walk
 from grader.sandbox.interface import Backend
 from labcore import own_labs
 from labcore.errors import LabError
@@ -91,8 +91,8 @@ def release_of(submitted: Any, name: str) -> Path:
     return best
 
 
-class Validation(Walk):
-    """The walk through a notebook that grading does, which reports each exercise when it ends."""
+class Validation(NotebookRun):
+    """The run of a notebook that grading does, which reports each exercise when it ends."""
 
     def __init__(self, plan: GradingPlan, notebook: NotebookNode, backend: Backend,
                  provenance: Provenance, done: Callable[[Verdict], None]) -> None:
@@ -159,10 +159,10 @@ def validate(submitted: Any, release: Path, backend: Backend,
     except Unusable as error:
         raise LabError(str(error)) from error
     provenance = Provenance(released_cells(release), list(_cells(submitted)))
-    walk = Validation(plan, notebook, backend, provenance, done)
-    walk.run()
+    run = Validation(plan, notebook, backend, provenance, done)
+    run.run()
     for cell in plan.of(Role.CHECK):  # those that were never reached
-        walk.report(cell)
+        run.report(cell)
     for verdict in _written(plan, notebook):
         done(verdict)
 

@@ -49,7 +49,7 @@ def test_hidden_tests_in_a_notebook_are_found_out():
     assert layers.problems([(name, b'"### BEGIN SOLUTION"')])
     assert not layers.problems([(name, b"{}"), ("opt/course/code/lab/cli.py", b""),
                                 ("opt/course/grader", b""), ("opt/course/grader/cli.py", b""),
-                                ("opt/course/grader/run/walk.py", b"")])
+                                ("opt/course/grader/run/notebook_run.py", b"")])
 
 
 def test_variables_win_over_pips_files():

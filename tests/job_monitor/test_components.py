@@ -97,7 +97,7 @@ def test_a_master_and_the_jobs_that_joined_it_are_one_job(slurm_says, tmp_path):
     assert requested.mismatches(result, SCRIPT, requested.configuration(lines(world=4))) == []
     shown = take(tmp_path, result, lines())
     assert table.title(shown).startswith("job 14 mixed: RUNNING, joined by 15, on slurmnode1,slurm")
-    assert snapshot.record(shown)["logs"] == ["/w/mixed_14.txt", "/w/mixed_15.txt"]
+    assert snapshot.as_dict(shown)["logs"] == ["/w/mixed_14.txt", "/w/mixed_15.txt"]
     assert slurm.find(15).number == 15
 
 

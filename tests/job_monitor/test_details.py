@@ -219,7 +219,7 @@ def test_nothing_in_the_files_steers_the_terminal(home, tmp_path):
 
 def test_programs_get_the_same(home, tmp_path):
     home("slurmnode1", gpu=GPUS)
-    told = json.loads(json.dumps(details.record(watched(tmp_path))))
+    told = json.loads(json.dumps(details.as_dict(watched(tmp_path))))
     assert [one["verdict"] for one in told["verdicts"]] == ["ok", "BAD", "ok", "ok"]
     assert told["nodes"][0]["gpus"][0]["processes"] == [122, 124]
     assert told["settings"][0] == {"what": "--tensor-model-parallel-size", "requested": None,
@@ -272,4 +272,4 @@ def test_the_table_has_every_rank_s_memory(tmp_path):
     shown = take(tmp_path, job(), lines(label=VIRTUAL), files)
     assert [line.split()[8:11] for line in table.as_text([shown]).splitlines()[2:6]] == [
         ["10.0/16.0", "GiB", "3.0"]] * 4
-    assert snapshot.record(shown)["ranks"][3]["memory_peak"] == 3 * 2**30
+    assert snapshot.as_dict(shown)["ranks"][3]["memory_peak"] == 3 * 2**30

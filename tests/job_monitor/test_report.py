@@ -257,8 +257,8 @@ def test_lines_are_numbered_in_one_whole_file_only(tmp_path):
     whole = take(tmp_path, job("FAILED"), killed())
     apart = take(tmp_path, job("FAILED", out=tmp_path / "o"), killed())
     assert "messageline" in render(whole).text and "messageline" not in render(apart).text
-    assert snapshot.record(whole)["errors"][0]["line"] == whole.errors[0].line
-    assert snapshot.record(apart)["errors"][0]["line"] is None
+    assert snapshot.as_dict(whole)["errors"][0]["line"] == whole.errors[0].line
+    assert snapshot.as_dict(apart)["errors"][0]["line"] is None
 
 
 def test_long_lines_of_a_log_are_cut(tmp_path):

@@ -99,7 +99,7 @@ def test_on_a_terminal_brackets_are_no_markup(tmp_path):
 
 def test_the_record_is_json_to_the_letter(tmp_path):
     files = [rank_file(n, loss=float("nan")) for n in range(4)]
-    told = snapshot.record(take(tmp_path, job(), lines(), files))
+    told = snapshot.as_dict(take(tmp_path, job(), lines(), files))
 
     def refuse(name):
         raise AssertionError(name)

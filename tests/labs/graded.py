@@ -99,7 +99,7 @@ def run(lab: Lab, home: Path, answer: Change = as_written, only: set[str] | None
             given = {name: student[name] for name in proxies & cell.uses if name in student}
             source = cell.source if hint is None else hinting_first(cell.source, hint)
             try:
-                with noting(outcome.marks.setdefault(cell.grade_id, [])):
+                with collecting_marks(outcome.marks.setdefault(cell.grade_id, [])):
                     _execute(source, trusted | given, cell)
                 outcome.checks[cell.grade_id] = None
             except Exception as error:
@@ -145,7 +145,7 @@ def ending_at(hint: str | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def noting(marks: list[Mark]) -> Iterator[None]:
+def collecting_marks(marks: list[Mark]) -> Iterator[None]:
     """Add every pass mark that a check holds a modeled figure against."""
     def noted(figure: float, hint: str, *, error: float | None, below: float | None = None,
               above: float | None = None) -> None:

@@ -11,10 +11,10 @@ from cluster_planner.profiles import read_table, write_table
 from cluster_planner.stages import TrainingConfig, stages_of
 from lab.cli import main
 from lab.submit import conf
-from lab.submit.layout import place
+from lab.submit.layout import lay_out
 from layout_estimator import plan_cli
 from layout_estimator.layer_profiles import VirtualProfiles
-from layout_estimator.plan_report import record
+from layout_estimator.plan_report import as_dict
 from layout_estimator.requests import estimate, model_flags, read_flags
 from tests.cluster_planner.cases import MODEL, profiles
 from virtualgpu.net.cluster_spec import parse_nodes
@@ -74,7 +74,7 @@ def test_a_plan_becomes_a_file_that_lab_submit_accepts(tmp_path, capsys):
     words = ["plan", "--cluster", "a10:1x1,t4:1x1", "--model", "gpt2-small", "--global-batch", "8"]
     assert main([*words, "--json", "--conf", str(path)]) == 0
     plan = json.loads(capsys.readouterr().out)[0]
-    layout = place(conf.read(path))
+    layout = lay_out(conf.read(path))
     assert layout.split == tuple(map(int, plan["balance"].split("-")))
     assert [part.nodes * part.per_node for part in layout.components] == [1, 1]
     assert layout.conf.micro_batch_size == plan["micro_batch"]
@@ -122,7 +122,7 @@ def test_other_schedules_agree_with_the_estimate_within_2_percent(cluster, confi
         group.card.name: group.per_node for group in groups})
     placement = Placement(ParallelSizes(1, 2, 1), groups, "ethernet:25gbit")
     stages = stages_of(model, placement, config, known)
-    plan = record(ClusterPlan(placement, config, partition.even(stages) if config.chunks > 1 else
+    plan = as_dict(ClusterPlan(placement, config, partition.even(stages) if config.chunks > 1 else
                               partition.improved(stages, split), stages), flags, 8)
     estimated = estimate(["--cluster", plan["cluster"], "--virtual-network", "ethernet:25gbit",
                           *plan["flags"]])

@@ -1,8 +1,12 @@
 """The gradient buffer holds the gradients that autograd would have computed."""
 
+import re
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from labcore.workspace import CODE
 from minimegatron.model.gpt import Stage
 from minimegatron.model.parameters import named_param_specs
 from minimegatron.parallel.ddp import DistributedDataParallel
@@ -79,3 +83,15 @@ def test_an_unused_parameter_s_gradient_is_zeroed(make_context):
     ddp.zero_grad()
     ddp.finish_grad_sync()
     assert ddp.grad_buffer.abs().max() == 0
+
+
+def test_the_recipe_for_a_frozen_layer_freezes_it(make_context):
+    page = (CODE.parent / "docs" / "trainer.md").read_text()
+    (recipe,) = re.findall(r"```python\n((?:(?!```).)*spec\.trained = False)", page, re.DOTALL)
+    ctx = make_context("--num-layers 5")
+    stage = Stage(ctx, VOCABULARY, range(2, 5))
+    exec(recipe, {"self": SimpleNamespace(model=stage)})
+    ddp = DistributedDataParallel(ctx, stage)
+    frozen = stage.state_dict().keys() - ddp.params.keys()
+    assert {name for name in frozen if not name.endswith("mask")} == {
+        f"decoder.layers.3.{name}" for name, _ in stage.decoder.layers["3"].named_parameters()}

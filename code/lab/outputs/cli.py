@@ -78,7 +78,6 @@ def run_labs(root: Path, labs: list[Lab]) -> int:
 
     Args:
         root: the folder with solutions/.
-        labs: the labs to run.
     """
     from corpus_tools import cli as data
     from lab.outputs.running import as_from_a_terminal
@@ -115,7 +114,6 @@ def run_lab(lab: Lab, data: Path) -> LabOutputs:
     """Run a lab's worked notebook on a cluster of its own, and return its outputs.
 
     Args:
-        lab: the lab.
         data: the folder with the course's data.
 
     Raises:

@@ -61,8 +61,7 @@ def execute(client: NotebookClient, cell: NotebookNode, index: int) -> float:
 
     Args:
         client: the notebook's client.
-        cell: the cell.
-        index: its position among the notebook's cells.
+        index: the cell's position among the notebook's cells.
 
     Raises:
         CellExecutionError: the cell raised an error.

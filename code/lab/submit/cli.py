@@ -53,7 +53,7 @@ def submit(path: Path, *, profile: bool = False, dry_run: bool = False) -> None:
     settings = conf.read(path)
     if profile:
         settings = replace(settings, profile=True)
-    placed = layout.place(settings)
+    placed = layout.lay_out(settings)
     trainer_flags.check(placed)
     containers.check(settings, workspace.home())
     available = _available_nodes(dry_run)

@@ -73,7 +73,7 @@ class RunLayout:
         return self.conf.job or (HOMOGENEOUS if len(self.components) == 1 else HETEROGENEOUS)
 
 
-def place(conf: Conf) -> RunLayout:
+def lay_out(conf: Conf) -> RunLayout:
     """Return a run's layout.
 
     Raises:

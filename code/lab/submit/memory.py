@@ -41,7 +41,6 @@ def estimate_stages(layout: RunLayout, measured: dict | None = None) -> list[Ran
     """Return the estimated memory of every stage.
 
     Args:
-        layout: the run.
         measured: a cache for what several estimates have in common, which this fills.
 
     Raises:

@@ -54,7 +54,6 @@ def match(layout: RunLayout, available: list[SlurmNode]) -> RunLayout:
     """Return the layout with Slurm's own names of the GPU types.
 
     Args:
-        layout: the run.
         available: the cluster's usable nodes.
 
     Raises:

@@ -68,7 +68,6 @@ def patch(page: str, text: str, viewer: str) -> str:
 
     Args:
         page: the page's file name.
-        text: its text.
         viewer: the text of the trace viewer, which is embedded.
 
     Raises:

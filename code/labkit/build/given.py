@@ -57,7 +57,7 @@ def error_in(only: ast.expr | None, given: ast.expr | None) -> str:
         only: the value of `only=`, or None if it is missing.
         given: the value of `given=`, or None if it is missing.
     """
-    from labkit.check.compared import freed
+    from labkit.check.compared import settable_fields
     from labkit.check.given import require_sound
 
     if given is None:
@@ -65,7 +65,7 @@ def error_in(only: ast.expr | None, given: ast.expr | None) -> str:
                 "checks of a lab; in a notebook of your own write given=None, and compare "
                 "job.flags yourself")
     try:
-        freed(names_in(only))
+        settable_fields(names_in(only))
         if not is_none(given):
             require_sound(ast.literal_eval(given))
     except (ValueError, TypeError) as error:

@@ -31,7 +31,6 @@ def notebooks(lab: Lab, worked: bool = True, stored: outputs.LabOutputs | None =
     checkout.
 
     Args:
-        lab: the lab.
         worked: whether to make the worked notebook and the links to it.
         stored: the outputs of the worked notebook, if it ever ran.
     """

@@ -130,9 +130,7 @@ def stale(lab: Lab, sources: Mapping[str, Source], stored: LabOutputs | None) ->
     """Return a line for each cell whose source is newer than its output.
 
     Args:
-        lab: the lab.
         sources: the source of each code cell, by the cell's ID.
-        stored: its outputs.
     """
     file = f"solutions/{lab.path.name}"
     if not stored:

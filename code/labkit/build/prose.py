@@ -87,7 +87,6 @@ def check(lab: Lab, problems: Problems) -> None:
     """Report errors in the text of a lab.
 
     Args:
-        lab: the lab.
         problems: takes the errors.
     """
     texts = [cell if cell.role is Role.TEXT else replace(cell, source=without_markers(cell.source))

@@ -45,7 +45,6 @@ def shortened(cells: Sequence[NotebookNode], roles: Sequence[Role], lab: str
 
     Args:
         cells: the notebook's cells, without hidden tests.
-        roles: their roles.
         lab: the lab's name.
     """
     needed, kept, helpers, is_first = _needed(cells, roles), [], [], True
@@ -128,8 +127,7 @@ def checks_text(lab: Lab, source: NotebookNode) -> str:
     """Return the text of the file with a lab's checks.
 
     Args:
-        lab: the lab.
-        source: its notebook for the instructor.
+        source: the lab's notebook for the instructor.
     """
     following, served = "", []
     for cell in reversed(source.cells):

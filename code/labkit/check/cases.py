@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.check.sides import side
+from labkit.check.sides import current_side
 
 MOST_RANKS = 16  # how many ranks a check can start, and thus how many elements are drawn
 
@@ -25,7 +25,7 @@ def draw(n: int, /, **choices: Sequence[Any] | Callable[[random.Random], Any]
     depends on the submission during grading, and is fixed in a notebook; the names of the choices
     make several draws in one cell differ. Raises ValueError if a sequence is empty.
     """
-    source = random.Random(f"{side().seed}/{n}/{','.join(choices)}")
+    source = random.Random(f"{current_side().seed}/{n}/{','.join(choices)}")
     return [{name: choice(source) if callable(choice) else _one_of(name, choice, source)
              for name, choice in choices.items()} for _ in range(n)]
 
@@ -106,7 +106,6 @@ def cut(value: Any, ranks: int) -> Any:
 
     Args:
         value: a plain value that may contain EachRank.
-        ranks: the number of ranks.
 
     Raises ValueError if an EachRank has fewer elements than there are ranks.
     """

@@ -12,7 +12,7 @@ from labcore.colors import bad, good, result, strong
 from labkit.check.cases import require_none
 from labkit.check.hints import advice, nearest, relation
 from labkit.check.same import NEAR, difference
-from labkit.check.sides import Raised, side
+from labkit.check.sides import Raised, current_side
 from labkit.check.wire import CannotCross
 
 Case = Mapping[str, Any] | Sequence[Any]
@@ -63,7 +63,7 @@ def conclude(is_check: bool = True) -> None:
     if tally.conditions or (is_check and not tally.has_verdict):
         count = f"{tally.conditions} test{'' if tally.conditions == 1 else 's'}"
         # (A name on the trusted side refuses isinstance.)
-        subjects = dict.fromkeys(subject if type(subject) is str else side().title(subject)
+        subjects = dict.fromkeys(subject if type(subject) is str else current_side().title(subject)
                                  for subject in tally.subjects.values())
         passed(f"{', '.join(subjects) or 'this check'}: "
                + (f"passed {count}" if tally.conditions else "passed"))
@@ -116,7 +116,7 @@ def value(x: Any, expected: Any, hints: Mapping[str, Any] | None = None, *,
     Raises Failed.
     """
     try:
-        got = side().value(x)
+        got = current_side().value(x)
     except CannotCross as error:
         raise Failed(str(error)) from None
     if isinstance(got, Raised):
@@ -178,7 +178,7 @@ def function(f: Any, cases: Sequence[Case], expected: Answers,
                 mismatch += f" {NO_RETURN}"
             raise Failed(f"{where}. {hint}" if hint else
                          f"{where}: {with_relation(mismatch, got, right)}.")
-    passed(f"{side().title(f)}: right in {len(cases)} case{'s' if len(cases) > 1 else ''}")
+    passed(f"{current_side().title(f)}: right in {len(cases)} case{'s' if len(cases) > 1 else ''}")
 
 
 def _best_hint(f: Any, cases: Sequence[Case], expected: Answers, hints: Mapping[str, Answers],
@@ -246,7 +246,7 @@ def raises(f: Any, kind: type[Exception], case: Case, *, mentions: str | None = 
         raise Failed(f"{call_text} raised {result}: raise {kind.__name__} instead{_advice(result)}")
     if mentions is not None and not re.search(rf"(?<!\w){re.escape(mentions)}(?!\w)", result.text):
         raise Failed(f"{call_text} raised {result}: its message must mention {mentions}")
-    passed(f"{side().title(f)} refuses {call_text}")
+    passed(f"{current_side().title(f)} refuses {call_text}")
 
 
 def compare(what: str, guess: Any, measured: float, *, power: int | None = None) -> None:
@@ -301,7 +301,7 @@ def arguments_of(case: Case) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def _outcome(f: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any | Raised:
     require_none((arguments, keywords), "check.function")
     try:
-        return side().call(f, arguments, keywords)
+        return current_side().call(f, arguments, keywords)
     except CannotCross as error:
         raise Failed(f"{spelled(f, arguments, keywords)}: {error}") from None
 
@@ -331,7 +331,7 @@ def _floats(value: Any) -> Any:
 def spelled(f: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> str:
     words = [shown(argument) for argument in arguments]
     words += [f"{name}={shown(argument)}" for name, argument in keywords.items()]
-    return f"{side().title(f)}({', '.join(words)})"
+    return f"{current_side().title(f)}({', '.join(words)})"
 
 
 def drive(driver: Any, case: Case, where: str,

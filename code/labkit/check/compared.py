@@ -50,7 +50,7 @@ class InvalidOnly(ValueError):
     """A name in `only` is not a flag, or is a flag that is never compared; the text says which."""
 
 
-def freed(only: Sequence[str]) -> frozenset[str]:
+def settable_fields(only: Sequence[str]) -> frozenset[str]:
     """Return the fields that a student may set, given the flags in `only`.
 
     A flag in `only` also allows every other flag that sets the same field. Raises InvalidOnly.
@@ -114,7 +114,7 @@ def meaning(name: str, value: Any) -> Any:
         return value
     try:
         if TABLE[name].path or (name == "schedule" and value not in BUILT_IN):
-            return place(value)
+            return normalized_path(value)
         if name == "split":
             return parse_split(value)
         if name == "virtual_network":
@@ -126,7 +126,7 @@ def meaning(name: str, value: Any) -> Any:
     return value
 
 
-def place(path: str) -> str:
+def normalized_path(path: str) -> str:
     """Return a file's normalized path relative to the workspace, where jobs start."""
     if not path.startswith("$LAB_HOME"):
         path = posixpath.join("$LAB_HOME", path)

@@ -22,7 +22,7 @@ from labkit.check.checks import (
 )
 from labkit.check.hints import explained, nearest, own_frames
 from labkit.check.same import NEAR, difference
-from labkit.check.sides import DEADLOCK, LATE, RETURNED, RanksRun, side
+from labkit.check.sides import DEADLOCK, LATE, RETURNED, RanksRun, current_side
 
 MISMATCH = "CollectiveMismatch: "  # warmranks.ranked
 SECONDS = 40.0  # time limit for the ranks of one case; deadlocks are found long before
@@ -80,7 +80,7 @@ def ranks(driver: Any, cases: Sequence[Case], expected: Expected | None, *,
             runs.append(done)
     counts = listed(map(str, numbers))
     tally.note(driver)
-    passed(f"{side().title(driver)}: {'ran' if expected is None else 'right'} on {counts} "
+    passed(f"{current_side().title(driver)}: {'ran' if expected is None else 'right'} on {counts} "
            f"rank{'s' if counts != '1' else ''} "
            f"in {len(cases)} case{'s' if len(cases) > 1 else ''}")
     return runs
@@ -99,7 +99,7 @@ def _run(driver: Any, number: int, case: Case, seconds: float,
     """Run one case. Raises Failed unless the driver returns on all ranks."""
     where = f"on {number} rank{'s' if number > 1 else ''}"
     what, done = drive(driver, case, where, lambda arguments, keywords: (
-        side().ranks(driver, number, arguments, keywords, seconds)))
+        current_side().ranks(driver, number, arguments, keywords, seconds)))
     if done.state == RETURNED:
         return done
     advice = "".join(f"\n{text}" for text, wrong in hints.items() if wrong == DEADLOCK)

@@ -22,9 +22,9 @@ from labkit.check.compared import (
     OTHER_SPELLINGS,
     RANKS,
     SPELLINGS,
-    freed,
     meaning,
-    place,
+    normalized_path,
+    settable_fields,
     words_of,
 )
 from labkit.check.job import Job
@@ -53,7 +53,7 @@ def from_reference(job: Job, only: Sequence[str]) -> dict[str, Any]:
 
     Raises InvalidOnly.
     """
-    free = freed(only)
+    free = settable_fields(only)
     names = [name for name in (*COMPARED, *sorted(OTHER_SPELLINGS))
              if name not in free and name != "layers_per_chunk"]
     kept: dict[str, Any] = {}
@@ -125,7 +125,7 @@ def differences(job: Job, given: Mapping[str, Any], only: Sequence[str]) -> list
 
     Raises InvalidOnly.
     """
-    free = freed(only)
+    free = settable_fields(only)
     sentences = list(_job_differences(job, given))
     runs = given["runs"]
     if len(job.runs) != len(runs):
@@ -207,8 +207,8 @@ def _in_words(order: Sequence[Sequence[int]]) -> str:
 def _same_file(path: str, trainer: str) -> bool:
     """Return whether `path` is the trainer, possibly relative to one of its parent folders."""
     if path.startswith(("/", "$LAB_HOME/")):
-        return place(path) == place(trainer)
-    return f"/{place(trainer)}".endswith(f"/{posixpath.normpath(path)}")
+        return normalized_path(path) == normalized_path(trainer)
+    return f"/{normalized_path(trainer)}".endswith(f"/{posixpath.normpath(path)}")
 
 
 def _flags_of(arguments: Sequence[str]) -> EstimateConfig:

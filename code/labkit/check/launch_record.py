@@ -27,7 +27,6 @@ def append_launch(record: str, program: str, arguments: list[str], step: int | N
     Args:
         record: the path of the record.
         program: the name of the program.
-        arguments: its arguments.
         step: the number of the job step; None for the current one.
     """
     if step is None:

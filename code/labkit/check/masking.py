@@ -15,7 +15,7 @@ from functools import cached_property
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
-from labkit.check.sides import Raised, side
+from labkit.check.sides import Raised, current_side
 from labkit.masks import PIPELINE_LIBRARIES, MaskTarget, mask_targets, message
 
 __all__ = ["PIPELINE_LIBRARIES", "KernelMasks", "mask", "refused"]
@@ -32,7 +32,7 @@ def mask(*names: str) -> None:
 
     Raises labkit.masks.UnknownName for a name that does not exist.
     """
-    side().mask(names)
+    current_side().mask(names)
 
 
 class KernelMasks:

@@ -22,7 +22,7 @@ from labcore.workspace import CODE
 from labkit.check.allowed import EstimateHardware, flags_for_estimate
 from labkit.check.checks import Failed, passed
 from labkit.check.job import TRAINER, Job
-from labkit.check.sides import side
+from labkit.check.sides import current_side
 from virtualgpu.core import accuracy, cards, stacks
 from virtualgpu.core.card import Card
 from virtualgpu.core.errors import VirtualGpuError
@@ -135,7 +135,7 @@ def figures(job: Job, device: str | None = None, *, cluster: str | None = None,
         hardware = EstimateHardware(device or "", job.ranks_per_node, network,
                                     ",".join(map(str, groups)) or None)
         words = flags_for_estimate(flags, hardware, vocab_size)
-        estimate = read(side().figures(words), flags.global_batch_size * flags.seq_length)
+        estimate = read(current_side().figures(words), flags.global_batch_size * flags.seq_length)
     except LabError as error:
         raise Failed(f"The cost of this job cannot be estimated: {error}") from None
     software = flags.software_stack

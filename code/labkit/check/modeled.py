@@ -12,7 +12,7 @@ from labkit.check.cases import require_none
 from labkit.check.checks import Case, Failed, arguments_of, drive, passed, tally
 from labkit.check.hints import explained
 from labkit.check.on_gpus import MOST_PROCESSES
-from labkit.check.sides import LATE, RETURNED, SimulatedCluster, side
+from labkit.check.sides import LATE, RETURNED, SimulatedCluster, current_side
 
 if TYPE_CHECKING:
     from virtualgpu.replay import Priced
@@ -103,8 +103,7 @@ def gpus(driver: Any, case: Case = (), gpus: str = "h100:8", *, nodes: int = 1,
         driver: a function that uses the student's names; its return value is ignored.
         case: the driver's arguments: a dict of keywords, or a sequence of positional arguments.
         gpus: the GPU model and the number per node.
-        nodes: the number of nodes.
-        link: the network between them, such as "ethernet:25gbit"; None: the GPU model's usual one.
+        link: the network between nodes, such as "ethernet:25gbit"; None: the GPU model's usual one.
         present: the ranks to simulate if all others do the same as one of these; None: all.
         least: lower bounds for every rank, because a record could leave something out: "flops",
             "bytes", "live", or "communicated". FLOPs count only in "dtype" ("fp32" by default) and
@@ -121,13 +120,13 @@ def gpus(driver: Any, case: Case = (), gpus: str = "h100:8", *, nodes: int = 1,
     cluster = _cluster(gpus, nodes, link, present)
     require_none(case, "check.gpus")
     what, done = drive(driver, case, f"on {nodes} x {gpus}", lambda arguments, keywords: (
-        side().gpus(driver, cluster, arguments, keywords, seconds)))
+        current_side().gpus(driver, cluster, arguments, keywords, seconds)))
     _require_work(what, done, least or {}, hints)
     from virtualgpu.core import accuracy
 
     cost = ModeledCost(cluster, done.priced)
     tally.note(driver)
-    passed(f"{side().title(driver)}: {cost.milliseconds:.2f} ms "
+    passed(f"{current_side().title(driver)}: {cost.milliseconds:.2f} ms "
            f"(modeled, {accuracy.margin(cost.error)}), "
            f"{100 * cost.exposed:.1f}% of it exposed communication, "
            f"{cost.peak_memory:.2f} GiB at the peak")

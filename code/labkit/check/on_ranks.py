@@ -66,7 +66,6 @@ def run(function: Callable, ranks: int, arguments: Sequence[Any], keywords: Mapp
 
     Args:
         function: the driver.
-        ranks: the number of ranks.
         arguments: the driver's positional arguments, as plain values and EachRank.
         keywords: the driver's keyword arguments.
         seconds: time limit, after which all ranks are killed.
@@ -90,7 +89,6 @@ def start(task: bytes, ranks: int, seconds: float, exchange: Exchange, is_isolat
 
     Args:
         task: the driver, the masks, and its source code, pickled; only ranks unpickle it.
-        ranks: the number of ranks.
         seconds: time limit, after which all ranks are killed.
         exchange: passes on what ranks send; see `Broker.exchange`.
         is_isolated: whether ranks can reach nothing but the broker.

@@ -14,7 +14,7 @@ from typing import Any
 
 from labkit.check.checks import Case, Failed, arguments_of, call, passed, spelled
 from labkit.check.same import difference
-from labkit.check.sides import side
+from labkit.check.sides import current_side
 from pipeline_schedules import (
     BACKWARD,
     BUILT_IN,
@@ -129,7 +129,8 @@ def schedule(f: Any, cases: Sequence[Case], like: str | None = None, *,
         got, fault = _answer(f, cases[number], limits[number])
         if fault:
             raise Failed(_failure_message(f, cases, limits, number, got, fault, hints or {}))
-    passed(f"{side().title(_named(f))}: right in {len(cases)} case{'s' if len(cases) > 1 else ''}")
+    passed(f"{current_side().title(_named(f))}: right in {len(cases)} "
+           f"case{'s' if len(cases) > 1 else ''}")
 
 
 def sizes(case: Case) -> tuple[Sizes, list[int]]:
@@ -302,7 +303,6 @@ def _is_for(wrong: PerCase | str, got: Any, fault: Fault, elsewhere: bool, cases
         got: the answer.
         fault: its first fault.
         elsewhere: whether the answer is right for another case.
-        cases: all cases.
         number: the index of the case.
     """
     if not isinstance(wrong, str):
@@ -374,8 +374,7 @@ def validity_fault(schedule: Schedule, of: Sizes) -> Fault | None:
     """Return why a schedule cannot run: missing or repeated work, or a deadlock; None if it can.
 
     Args:
-        schedule: the schedule.
-        of: the sizes that it should have.
+        of: the sizes that the schedule should have.
     """
     stages, micro_batches, chunks = of
     errors = problems(schedule, stages=stages, micro_batches=micro_batches, chunks=chunks)

@@ -11,7 +11,7 @@ from labkit.check.checks import Failed, passed, tally
 from labkit.check.given import differences, report
 from labkit.check.job import Job, resolve
 from labkit.check.runs import TRAINER
-from labkit.check.sides import Trial, side
+from labkit.check.sides import Trial, current_side
 
 NOT_BUILT: Mapping[str, Any] = {}  # `lab build` writes `given=` into every notebook
 
@@ -34,7 +34,7 @@ def script(path: str, *, only: Sequence[str] = (),
                      "compare your script with: copy your answers into the new notebook beside "
                      "it, whose name ends in .new.ipynb")
     try:
-        job = resolve(side().script(path))
+        job = resolve(current_side().script(path))
     except LabError as error:
         raise Failed(str(error)) from None
     if not job.runs:
@@ -78,7 +78,7 @@ def program(path: str, trainer: str, *, arguments: Sequence[str] = (), finds: Se
     try:
         trial = Trial(tuple(arguments), tuple(finds), tuple(writes), ends, submitted_from,
                       job_id)
-        job = resolve(side().script(path, trial), trainer, trial)
+        job = resolve(current_side().script(path, trial), trainer, trial)
     except LabError as error:
         raise Failed(str(error)) from None
     if not job.runs or times not in (None, len(job.runs)):

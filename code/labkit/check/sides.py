@@ -3,7 +3,7 @@ grading, in a sandbox.
 
 A check names what the student defined. In the kernel that name is the function itself; on the
 trusted side it is a stand-in that only the side knows how to use. So everything that touches a
-student's name goes through `side()`, and values cross as in labkit.check.wire on both.
+student's name goes through `current_side()`, and values cross as in labkit.check.wire on both.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ def own_lines(error: BaseException) -> str:
 _current: Side | None = None
 
 
-def side() -> Side:
+def current_side() -> Side:
     """Return the side that checks use now: the kernel (labkit.check.kernel), unless a trusted
     process has set another one with checking_on."""
     if _current is None:

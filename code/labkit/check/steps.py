@@ -163,7 +163,6 @@ def _run_tasks(parts: list[StepPart], step: int, tasks: int) -> int:
     Args:
         parts: the step's parts.
         step: the step's number.
-        tasks: the number of all its tasks.
     """
     names = [name for part in parts for name in part.names]
     given = b"" if sys.stdin is None else sys.stdin.buffer.read(MOST_INPUT)

@@ -30,7 +30,6 @@ class LocalPlayer:
     def __init__(self, contest: Contest, path: Path) -> None:
         """
         Args:
-            contest: the contest.
             path: the file.
         """
         self.contest, self.path = contest, path.absolute()

@@ -49,8 +49,6 @@ def play_one(contest: Contest, case: Case, ask: Ask) -> CaseResult:
     """Score one case.
 
     Args:
-        contest: the contest.
-        case: the case.
         ask: calls the player's function.
 
     Raises ValueError if the contest's own scorer returns an invalid score.

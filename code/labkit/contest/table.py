@@ -31,7 +31,6 @@ def show(contest: Contest, players: Mapping[str, Sequence[CaseResult]], mine: st
     """Print the table, followed by the reasons for disqualified cases of `mine`.
 
     Args:
-        contest: the contest.
         players: outcomes by player name, all for the same cases.
         mine: the player to explain; if empty, only the table is printed.
     """

@@ -54,7 +54,7 @@ class Effect(enum.Flag):
     PASSES = enum.auto()  # the time or memory of a micro-batch's passes, or of an optimizer step
     SCHEDULE = enum.auto()  # how many passes a step has, and where and when each of them runs
     HARDWARE = enum.auto()  # the GPUs and the network that a run is modeled on
-    STATE = enum.auto()  # the saved parameters: resuming with another value is an error
+    STATE = enum.auto()  # the saved parameters, or how ranks partition them
     COST = PASSES | SCHEDULE | HARDWARE
 
 

@@ -1,9 +1,10 @@
 """The table of flags: every flag of the trainer once, grouped by topic.
 
-A flag is a field of one of the dataclasses here, declared with `flag(...)`: its name, type and
-default, its help text, its bounds, the flags it needs, and what it affects. The parser, the checks,
-the script checks' comparisons, the estimator's cache and the test for a matching checkpoint are all
-derived from these declarations. To add a flag, add one field here and write the code that uses it.
+A flag is a field of a dataclass, here or in data.py, presets.py, or sharding.py. It is declared
+with `flag(...)`: its name, type and default, its help text, its bounds, the flags it needs, and
+what it affects. The parser, the checks, the script checks' comparisons, the estimator's cache and
+the test for a matching checkpoint are all derived from these declarations. docs/trainer.md says how
+to add a flag.
 
 Names and defaults are Megatron-LM's of 2021-12. A field becomes `--field-name`; a field whose
 default is True has flags that turn it off.
@@ -309,10 +310,10 @@ class Recompute:
         None, "what the backward pass recomputes: full (layers) or selective (core attention)",
         choices=("full", "selective"), affects=PASSES)
     recompute_method: str | None = flag(
-        None, "for full: uniform (all layers, in groups) or block (the first layers of a stage)",
+        None, "for full: uniform (all layers, in groups) or block (the first layers of a chunk)",
         choices=("uniform", "block"), affects=PASSES)
     recompute_num_layers: int = flag(
-        1, "layers per group (uniform) or per stage (block)",
+        1, "layers per group (uniform) or per chunk of a stage (block)",
         "--activations-checkpoint-num-layers", affects=PASSES, bounds=AT_LEAST_1,
         today={"--activations-checkpoint-num-layers": "--recompute-num-layers"})
     recompute_activations: bool = flag(

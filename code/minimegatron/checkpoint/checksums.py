@@ -78,8 +78,7 @@ def file_problem(path: Path, digest: str) -> str:
     """Return the problem of one file, or "" if it is intact.
 
     Args:
-        path: the file.
-        digest: its SHA-256; if it is empty, the CRCs inside the file are checked instead.
+        digest: the file's SHA-256; if it is empty, the CRCs inside the file are checked instead.
     """
     name = f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
     try:

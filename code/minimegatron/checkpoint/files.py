@@ -30,7 +30,6 @@ def shard_path(tp: int, stage: int, stages: int) -> Path:
     Args:
         tp: its tensor-parallel rank.
         stage: its pipeline stage.
-        stages: number of stages.
     """
     suffix = f"_{stage:03d}" if stages > 1 else ""
     return Path(f"mp_rank_{tp:02d}{suffix}") / SHARD

@@ -55,7 +55,6 @@ def split_boundaries(split: str, documents: int) -> list[int]:
 
     Args:
         split: --split.
-        documents: number of documents.
     """
     bounds = [0]
     for weight in parse_split(split):

@@ -139,7 +139,6 @@ class Fp8TensorParallel(TensorParallel):
         """Create what a layer needs.
 
         Args:
-            ctx: the context.
             recipe: that of the flags.
             histories: of the model chunk; empty without delayed scaling.
             number: of the linear layer in the chunk.

@@ -16,7 +16,6 @@ def fp8_cast(x: torch.Tensor, scale: torch.Tensor, amax: torch.Tensor | None,
 
     Args:
         x: the matrix.
-        scale: its scale.
         amax: one element, raised to the largest magnitude in x by the same kernel; or None.
         dtype: the FP8 format.
     """

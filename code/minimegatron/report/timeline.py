@@ -115,7 +115,6 @@ def clock_offset(rank: int, ranks: int, now: Callable[[], float]) -> float:
     exchange. The error is at most half of the fastest round trip (Cristian 1989).
 
     Args:
-        rank: this rank.
         ranks: the world size.
         now: this rank's clock, in seconds.
     """

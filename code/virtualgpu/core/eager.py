@@ -65,8 +65,7 @@ class EagerHost:
         """Return the host's time for an operation, in seconds.
 
         Args:
-            name: the operation.
-            launches: the time of its launches alone.
+            launches: the time of the operation's launches alone.
         """
         if not self.gpu.runs_inference():
             return launches

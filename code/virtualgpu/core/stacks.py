@@ -178,7 +178,6 @@ def under(card: Card, stack: SoftwareStack) -> Card:
 
     Args:
         card: the GPU model, as cards.find returns it.
-        stack: the software.
     """
     single, training = card.efficiency, stack.efficiency.get(card.name, StackEfficiency())
     matmul = dict(single.matmul)

@@ -142,7 +142,6 @@ def memory(ledger: Ledger, steps: Sequence[ProgramStep]) -> dict:
 
     Args:
         ledger: ledger of the rank's virtual GPU.
-        steps: steps of the program.
     """
     blocks, gpu = ledger.blocks, ledger.gpu
     parts = blocks.categories_at_peak(ledger.now(steps))

@@ -161,7 +161,6 @@ class TraceRecorder:
 
         Args:
             key: the operation and the signatures of its arguments.
-            plan: its plan.
             by: what launched them.
             reads: identities of the storages that they read.
             writes: identities of those that they write.

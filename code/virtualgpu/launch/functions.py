@@ -21,8 +21,7 @@ def run(function: Callable[[], object], gpus: str = "h100", nodes: int = 1, *,
     Args:
         function: what each rank runs, in a process forked from this one.
         gpus: the GPU model and how many each node has, such as "h100:8".
-        nodes: number of nodes.
-        link: the network between them, such as "infiniband:8x400gbit".
+        link: the network between nodes, such as "infiniband:8x400gbit".
         stack: the software stack whose efficiency is modeled.
         present: the ranks that are processes; the others are symmetric to them. None for all ranks.
         values: size of the largest tensor whose values are computed, "all", or "none".

@@ -90,7 +90,6 @@ def script(path: str, arguments: Sequence[str], is_module: bool = False) -> Call
 
     Args:
         path: the program's file, or with is_module, the name of its module.
-        arguments: its arguments.
         is_module: whether it runs as with `python -m`.
     """
     def run() -> None:

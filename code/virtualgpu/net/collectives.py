@@ -233,7 +233,6 @@ def seconds(name: str, path: CommunicationPath, sizes: BufferSizes) -> float:
     Args:
         name: a key of COSTS.
         path: the path between the ranks.
-        sizes: the buffers' sizes.
     """
     cost, field = COSTS[name]
     return cost(path, getattr(sizes, field))

@@ -39,7 +39,7 @@ def path(one: GpuSlot, other: GpuSlot) -> str:
     if one.card.node != other.card.node:  # no real node mixes them
         return SYS
     node = NODES[one.card.node]
-    return node.path(node.place(one.slot), node.place(other.slot))
+    return node.path(node.location(one.slot), node.location(other.slot))
 
 
 def pair(one: GpuSlot, other: GpuSlot) -> Link:

@@ -111,7 +111,6 @@ class Messenger:
         Args:
             target: the receiver's index in the group.
             number: number of earlier messages from this rank to it.
-            message: the message.
         """
         if target in self.present:
             self.job_store.post(self._pair(self.rank, target, number), message.pack())

@@ -48,7 +48,6 @@ def lines(topology: Topology, ranks: Sequence[int], me: int, channels: int) -> l
         topology: the job's GPUs and links.
         ranks: the communicator's ranks in the job; NCCL numbers them from 0.
         me: this rank's index among them.
-        channels: number of channels.
     """
     rank = ranks[me]
     node = topology.nodes[rank]

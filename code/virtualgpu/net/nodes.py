@@ -63,7 +63,7 @@ class NodeType:
     below_switch: str = PIX
     memory_bandwidth: float = 2 * 6 * 21.3e9  # two Skylake CPUs, six channels of DDR4-2666 each
 
-    def place(self, slot: int) -> DeviceLocation:
+    def location(self, slot: int) -> DeviceLocation:
         """Return where a GPU is plugged in.
 
         A Slurm job may have more ranks on a node than the node type has GPUs. Slots beyond the last

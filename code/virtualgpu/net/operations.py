@@ -190,7 +190,6 @@ class Collectives:
             sent: elements for each rank.
             taken: elements from each rank.
             given: input tensors.
-            outputs: output tensors.
             combine: computes the outputs' values.
         """
         if self.messenger.symmetric:

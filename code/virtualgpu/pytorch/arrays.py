@@ -17,7 +17,6 @@ def unknown_array(shape: Sequence[int], integers: bool) -> Any:
     """Return an array of unknown numbers.
 
     Args:
-        shape: its shape.
         integers: whether the numbers are integers.
 
     Raises:

@@ -89,7 +89,7 @@ class Decisions(Assumptions):
                 self.used.add(answer)
                 self.note(f"`{text}` is {answer.value}, set by --assume", file, line)
                 return answer.value
-        what = f"{place(file, line, text)} {use}, but the value was not computed: "
+        what = f"{describe_line(file, line, text)} {use}, but the value was not computed: "
         if not self.command_line:
             raise NoValue(what + WITHOUT_READING)
         form = "True|False" if use == BRANCHES else "NUMBER"
@@ -102,7 +102,7 @@ class Decisions(Assumptions):
         return [answer for answer in self.answers if answer not in self.used]
 
 
-def place(file: str, line: int, text: str) -> str:
+def describe_line(file: str, line: int, text: str) -> str:
     """Return the subject of a message about a line; `here` returns the arguments."""
     if not line:
         return "code that runs outside of the program, such as a finalizer,"

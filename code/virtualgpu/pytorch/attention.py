@@ -38,8 +38,6 @@ def choose_backend(gpu: CudaGpu, query: Tensor, key: Tensor, value: Tensor,
     Args:
         gpu: the virtual GPU.
         query: the queries, [batch, heads, tokens, width].
-        key: the keys.
-        value: the values.
         mask: the attention mask or bias.
         grouped: whether query heads may share key and value heads (grouped-query attention).
 

@@ -227,7 +227,6 @@ def legacy_type(name: str, dtype: torch.dtype) -> type:
     """Return torch.cuda.FloatTensor or another of the types that older programs use.
 
     Args:
-        name: its name.
         dtype: dtype of its tensors.
     """
     class Legacy(type):

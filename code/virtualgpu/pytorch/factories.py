@@ -204,7 +204,6 @@ def _unknown(gpu: CudaGpu, shape: Sequence[int], dtype: torch.dtype, device: tor
     Args:
         gpu: this process's GPU.
         shape: its shape.
-        dtype: its dtype.
         device: the CPU or the GPU.
     """
     if device.type == "cuda":

@@ -133,7 +133,6 @@ def text(gpu: CudaGpu, tensor: Tensor, shown: Callable, options: dict) -> str:
 
     Args:
         gpu: this process's GPU.
-        tensor: the tensor.
         shown: torch's own __repr__.
         options: arguments of __repr__.
     """

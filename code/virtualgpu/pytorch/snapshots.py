@@ -27,7 +27,6 @@ def heads(pool: Pool, live: list[MemoryBlock]) -> Iterator[MemoryBlock]:
     """Yield the first block of each segment of a pool.
 
     Args:
-        pool: the pool.
         live: the blocks in use.
     """
     free = [block for blocks in pool.streams.values() for block in blocks.blocks]
@@ -43,7 +42,6 @@ def segment(gpu: CudaGpu, kind: str, pool: Pool, first: MemoryBlock) -> dict:
         gpu: the virtual GPU.
         kind: "small" or "large".
         pool: its pool.
-        first: its first block.
     """
     parts: list[MemoryBlock] = []
     block: MemoryBlock | None = first

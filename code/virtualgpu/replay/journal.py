@@ -99,7 +99,6 @@ class Journal:
             func: the operation.
             args: its positional arguments.
             kwargs: its keyword arguments.
-            plan: its plan.
             out: its result.
 
         Raises:

@@ -133,7 +133,6 @@ def render(options: argparse.Namespace, shown: dict[str, list[Gpu]], with_header
     """Return the output of one query.
 
     Args:
-        options: the parsed options.
         shown: the GPUs to show, by node.
         with_header: whether a CSV file begins with its header.
 
@@ -170,8 +169,7 @@ def query_repeatedly(find: Find, options: argparse.Namespace, out: TextIO, label
 
     Args:
         find: as for main.
-        options: the parsed options.
-        out: where they are printed.
+        out: where the table is printed.
         labeled: as for main.
     """
     first = True

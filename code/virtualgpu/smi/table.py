@@ -131,7 +131,7 @@ def gpu_link(one: GpuSlot, other: GpuSlot) -> str:
 def adapter_link(position: GpuSlot, nic: DeviceLocation) -> str:
     """Return the cell of a GPU and an InfiniBand adapter."""
     node = NODES[position.card.node]
-    return node.path(node.place(position.slot), nic)
+    return node.path(node.location(position.slot), nic)
 
 
 def affinity(position: GpuSlot, cpus: int) -> tuple[str, str]:
@@ -142,7 +142,7 @@ def affinity(position: GpuSlot, cpus: int) -> tuple[str, str]:
         cpus: the CPUs of the node; if it has fewer than NUMA nodes, they are near to all GPUs.
     """
     node = NODES[position.card.node]
-    numa = node.place(position.slot).numa % node.numa_nodes
+    numa = node.location(position.slot).numa % node.numa_nodes
     first, end = numa * cpus // node.numa_nodes, (numa + 1) * cpus // node.numa_nodes
     if cpus < node.numa_nodes:
         first, end = 0, cpus

@@ -74,7 +74,7 @@ def regrade(desk, monkeypatch):
         monkeypatch.setattr(batch.GradingRun, "grade", grade)
         with contextlib.suppress(Killed):
             grading.grade_all(desk.course, [(NAME, one) for one in CLASS], lambda _: None,
-                              anew=True, whole_lab=NAME, **options)
+                              even_current=True, whole_lab=NAME, **options)
         return graded
 
     return regrade

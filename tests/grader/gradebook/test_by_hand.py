@@ -105,7 +105,7 @@ def made(desk: Desk, work) -> batch.GradingRun:
     with records.gradebook(desk.course) as book:
         seen = batch.GradingRun(desk.course, SimpleNamespace(digest=lambda: "limits"), desk.config,
                             book, pool, lambda outcome: None)
-        seen.rest = seen.triage(work, anew=False)
+        seen.rest = seen.triage(work, even_current=False)
     return seen
 
 

@@ -264,8 +264,8 @@ def test_a_submission_that_is_set_aside_is_left_alone_until_another_comes(office
     ended = []
     with records.gradebook(office.course) as book:
         batch = GradingRun(office.course, Grading(), office.config, book, None, ended.append)
-        for anew in (False, True):
-            assert batch.triage([(NAME, "ada")], anew) == []
+        for even_current in (False, True):
+            assert batch.triage([(NAME, "ada")], even_current) == []
     assert [one.again for one in ended] == [False, False]
     capsys.readouterr()
     assert office.lab("aside") == 0 and "asked for another" in capsys.readouterr().out

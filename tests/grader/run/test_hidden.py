@@ -7,10 +7,10 @@ from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from grader.feedback.page import HideTests
 from grader.run.lab_plan import planned
-from grader.run.probe import TrustedNamespace, text_for_students, text_of
 from grader.run.timing import Budget
+from grader.run.trusted import TrustedNamespace, text_for_students, text_of
 from labkit.check.checks import HIDDEN_FAILED
-from tests.grader.run.test_probe import remote, student
+from tests.grader.run.test_trusted import remote, student
 from tests.grader.small_lab import marks
 
 SECRET = "41.5"

@@ -11,8 +11,8 @@ from nbformat import v4
 
 from grader.run import measure
 from grader.run.lab_plan import GradingPlan, bound_by_answers, planned
+from grader.run.notebook_run import NotebookRun
 from grader.run.settings import Grading
-from grader.run.walk import Walk
 from grader.sandbox.bubblewrap import Bubblewrap
 from grader.sandbox.interface import MB
 from labcore.errors import LabError
@@ -133,11 +133,11 @@ def graded(script: str, backend=None) -> tuple[dict, str, str]:
     plan = GradingPlan("exercise", "", answered(SCRIPT), tuple(
         planned(index, one) for index, one in enumerate(notebook.cells)),
         bound_by_answers(answered(SCRIPT)))
-    walk = Walk(plan, notebook, backend or Bubblewrap(), Grading(), "seed")
-    reason = walk.run()
+    run = NotebookRun(plan, notebook, backend or Bubblewrap(), Grading(), "seed")
+    reason = run.run()
     said = "".join(output.get("text", output.get("evalue", ""))
                    for output in find(notebook, "script-check").outputs)
-    return walk.scores, reason, said
+    return run.scores, reason, said
 
 
 @pytest.mark.slow

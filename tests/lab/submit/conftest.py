@@ -21,4 +21,4 @@ def write(tmp_path):
 @pytest.fixture
 def place(write):
     """Return the layout of such a file."""
-    return lambda values, **changed: layout.place(conf.read(write(values, **changed)))
+    return lambda values, **changed: layout.lay_out(conf.read(write(values, **changed)))

@@ -107,7 +107,7 @@ def test_shipped_configurations_are_valid_and_their_stages_fit():
     shipped = sorted((workspace.CODE / "jobs").glob("*.toml"))
     assert len(shipped) >= 2
     for path in shipped:
-        placed = layout.place(conf.read(path))
+        placed = layout.lay_out(conf.read(path))
         trainer_flags.check(placed)
         assert nodes.up_command(placed) in path.read_text() or placed.job == "heterogeneous"
         assert all(one.fits for one in memory.check(placed)), path

@@ -283,7 +283,7 @@ def test_the_script_of_lab_submit_has_no_problem(home):  # noqa: F811
         if cluster:
             path.write_text(path.read_text().replace("a100:2x1,a10:2x1", cluster).replace(
                 '"9-3"', '"6-6"').replace("batch-size = 8", "batch-size = 16"))
-        (script,) = scripts.render(layout.place(conf.read(path)))
+        (script,) = scripts.render(layout.lay_out(conf.read(path)))
         (home / script.path).write_text(script.text)
         result = check.script(str(script.path), given=None)
         assert (result.problems, result.notes) == ((), ())

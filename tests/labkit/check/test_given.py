@@ -4,7 +4,7 @@
 import pytest
 
 from labkit.check.checks import Failed
-from labkit.check.compared import InvalidOnly, freed
+from labkit.check.compared import InvalidOnly, settable_fields
 from labkit.check.given import differences, from_reference, report, require_sound
 from labkit.check.job import Job, resolve
 from labkit.check.scripts import script
@@ -146,8 +146,8 @@ def test_two_names_of_one_sharding_strategy_are_equal():
 
 
 def test_a_spelling_of_two_things_is_free_where_both_are():
-    assert "activations_checkpoint_method" not in freed(["--recompute-granularity"])
-    assert freed(["--activations-checkpoint-method"]) == {
+    assert "activations_checkpoint_method" not in settable_fields(["--recompute-granularity"])
+    assert settable_fields(["--activations-checkpoint-method"]) == {
         "recompute_granularity", "recompute_method", "recompute_activations",
         "activations_checkpoint_method"}
 
@@ -284,7 +284,7 @@ def test_a_message_is_short_whatever_a_script_does():
     ("--layers-per-chunk", "not a flag"), ("--log-interval", "--log-interval is never compared")])
 def test_only_names_flags(name, says):
     with pytest.raises(InvalidOnly) as caught:
-        freed([name])
+        settable_fields([name])
     assert says in str(caught.value)
 
 

@@ -13,7 +13,7 @@ from labcore import own_labs
 from labkit.build.cli import build
 from labkit.cells import Role, read_release
 from labkit.check import history, running
-from labkit.check.sides import side
+from labkit.check.sides import current_side
 from tests.labkit.check.test_running import LAB, labs  # noqa: F401  a fixture
 
 COLORS = re.compile("\033\\[[0-9;]*m")
@@ -44,7 +44,7 @@ def run(monkeypatch, home, capsys, labs):  # noqa: F811
     monkeypatch.setenv("LAB_HOME", str(home))
     monkeypatch.setenv(own_labs.VARIABLE, str(labs))
     monkeypatch.setattr(running, "_loaded", None)
-    monkeypatch.setattr(side(), "masks", side().masks)  # those of the lab end with the test
+    monkeypatch.setattr(current_side(), "masks", current_side().masks)  # the lab's end here
     monkeypatch.chdir(home)
     InteractiveShell.clear_instance()
     shell = InteractiveShell.instance()

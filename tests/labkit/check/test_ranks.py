@@ -19,7 +19,7 @@ from labkit.check.cases import MOST_RANKS
 from labkit.check.checks import Failed
 from labkit.check.hints import INNER
 from labkit.check.masking import KernelMasks
-from labkit.check.sides import RAISED, SimulatedCluster, checking_on, side
+from labkit.check.sides import RAISED, SimulatedCluster, checking_on, current_side
 from labkit.guest.serving import Guest
 from warmranks import warnings_once
 
@@ -186,7 +186,7 @@ def test_a_check_without_a_case_is_an_error_of_its_author(options):
 
 def test_masked_names_are_refused_on_ranks_too(monkeypatch):
     names = student("dist.all_reduce(x)")
-    monkeypatch.setattr(side(), "masks", KernelMasks(["torch.distributed.all_reduce"]))
+    monkeypatch.setattr(current_side(), "masks", KernelMasks(["torch.distributed.all_reduce"]))
     assert "torch.distributed.all_reduce is not available to your answers" in failure(
         names["driver"], CASES, expected, ranks=2)
 
@@ -309,13 +309,13 @@ def test_the_stacks_of_a_deadlock_have_the_student_s_lines_only():
     source = ("import torch\nimport torch.distributed as dist\n\ndef driver():\n"
               "    dist.recv(torch.zeros(1), 1 - dist.get_rank())")
     exec(compile(source, "/tmp/cell.py", "exec"), names)
-    side().mask(["minimegatron.formulas"])
+    current_side().mask(["minimegatron.formulas"])
     try:
         with pytest.raises(Failed, match="is a deadlock") as failed:
             check.ranks(names["driver"], cases=[()], ranks=2, expected=[[1, 1]],
                         hints={"A hint.": "deadlock"})
     finally:
-        side().masks = None
+        current_side().masks = None
     said = str(failed.value)
     assert 'File "/tmp/cell.py", line 5' in said and said.endswith("\nA hint.")
     assert "labkit" not in said and "torch/distributed" not in said

@@ -162,7 +162,7 @@ def test_nothing_outside_the_launcher_is_blamed():
     asked = eval(started, {"run": eval, "code": inner, "caller": gpu.caller})
     assert asked == ("the program", 0, "")
     assert launched()[0] == __file__
-    text = assumptions.place(*asked)
+    text = assumptions.describe_line(*asked)
     assert "line" not in text and "outside of the program" in text
 
 

@@ -74,7 +74,6 @@ def attention_rate(card: Card, dtype: str, attention: AttentionKernel) -> float:
     Args:
         card: the GPU model.
         dtype: dtype of the operands, as in Card.tflops.
-        attention: the kernel.
     """
     if dtype == "fp32":
         return card.tflops[dtype] * 1e12 * FP32

@@ -244,8 +244,7 @@ def _transposed(work: KernelWork, x: Operand, weight: Operand, images: Sequence[
     Args:
         work: the convolution's.
         x: its input.
-        weight: its weight.
-        images: what its passes read and write, each as often as a pass does.
+        images: what the convolution's passes read and write, each as often as a pass does.
     """
     if (work.gemm is None or work.gemm.dtype not in ("fp16", "bf16") or x.dim() != 4
             or channels_last(x) or channels_last(weight)):

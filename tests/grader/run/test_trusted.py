@@ -14,10 +14,10 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from grader.run.channel import SandboxDied
 from grader.run.lab_plan import PlannedCell, bound_by_answers, planned
-from grader.run.probe import TrustedNamespace, Verdict
 from grader.run.proxies import Proxy, StudentNameError
 from grader.run.remote import Remote
 from grader.run.timing import Budget
+from grader.run.trusted import TrustedNamespace, Verdict
 from labcore import colors
 from labcore.errors import LabError
 from labkit.check import wire
@@ -243,7 +243,7 @@ def test_a_failed_check_shows_its_text_alone_and_others_their_line():
         f"{colors.bad('✗')} Think of the ranks."]
     (asserted,) = checked("x = f(1)\nassert x == 4").outputs
     assert asserted.ename == "AssertionError" and "assert x == 4" in "\n".join(asserted.traceback)
-    assert "probe.py" not in "\n".join(asserted.traceback)
+    assert "trusted.py" not in "\n".join(asserted.traceback)
 
 
 JSON = st.recursive(

@@ -12,10 +12,10 @@ from nbformat import NotebookNode
 from grader import cleaning
 from grader.run.lab_plan import GradingPlan, PlannedCell
 from grader.run.measure import figures
-from grader.run.probe import TrustedNamespace, Verdict, text_for_students, text_of
 from grader.run.remote import Remote
 from grader.run.session import BudgetExhausted, SandboxFailed, Session
 from grader.run.settings import Grading
+from grader.run.trusted import TrustedNamespace, Verdict, text_for_students, text_of
 from grader.sandbox.interface import Backend
 from grader.sandbox.watchdog import SHORT_OF_MEMORY
 from labcore.colors import bad, good
@@ -33,7 +33,7 @@ class CourseFailed(Exception):
     student."""
 
 
-class Walk:
+class NotebookRun:
     """Runs a rebuilt notebook and stores the outputs in it."""
 
     def __init__(self, plan: GradingPlan, notebook: NotebookNode, backend: Backend,

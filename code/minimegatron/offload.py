@@ -11,14 +11,16 @@ Only --optimizer-cpu-offload imports this file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
 from minimegatron.context import Context, params_dtype
 from minimegatron.device.device import HostTraffic
-from minimegatron.ranges import BufferRange, aligned, cut
+from minimegatron.parallel.ddp import BufferRange
 
+CACHE_LINE = 16  # fp32 numbers; torch's kernel rounds differently in what is left of a last one
 PIECE = 1 << 24  # elements that --overlap-cpu-optimizer-d2h-h2d copies and updates at a time
 
 
@@ -76,3 +78,23 @@ class HostPart:
             adam(part, weights, grads)
             params[part.params] = weights
         self._grads.clear()
+
+
+def aligned(ranges: Sequence[BufferRange], first: int) -> int:
+    """Return `first`, or up to 15 less, so that it is whole cache lines after its range's start."""
+    for part in ranges:
+        if part.shard.start < first < part.shard.stop:
+            return first - (first - part.shard.start) % CACHE_LINE
+    return first
+
+
+def cut(ranges: Sequence[BufferRange], start: int, stop: int) -> Iterator[BufferRange]:
+    """Yield what lies in elements [start, stop) of the shard."""
+    for part in ranges:
+        low, high = max(part.shard.start, start), min(part.shard.stop, stop)
+        if low < high:
+            ahead, size = low - part.shard.start, high - low
+            places = {name: slice(place.start + ahead, place.start + ahead + size)
+                      for name, place in (("shard", part.shard), ("grads", part.grads),
+                                          ("params", part.params))}
+            yield replace(part, **places)

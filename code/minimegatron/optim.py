@@ -15,8 +15,7 @@ from minimegatron.arguments import Config
 from minimegatron.context import Context, params_dtype
 from minimegatron.model import ops
 from minimegatron.model.parameters import ParamGroup
-from minimegatron.parallel.ddp import DistributedDataParallel, length
-from minimegatron.ranges import BufferRange, cut, joined
+from minimegatron.parallel.ddp import BufferRange, DistributedDataParallel, joined, length
 from minimegatron.timers import Timers
 
 
@@ -133,7 +132,7 @@ class Optimizer:
         self.owned = held = sum(map(length, ddp.owned))
         self.host, self.on_device = None, self.ranges
         if config.optimizer_cpu_offload:
-            from minimegatron.offload import HostPart
+            from minimegatron.offload import HostPart, cut
 
             self.host = HostPart(ctx, self.ranges, self.owned)
             self.on_device = list(cut(self.ranges, 0, self.host.first))

@@ -6,14 +6,18 @@ import pytest
 import torch
 
 from minimegatron.checkpoint.checksums import SUMS, find_problems, read_sums
-from minimegatron.checkpoint.load import find_checkpoint, read_tracker
+from minimegatron.checkpoint.load import find_checkpoint, load, read_tracker
 from minimegatron.checkpoint.save import TRACKER, folder_of, read_folder, save
 from minimegatron.context import Progress
 from minimegatron.errors import UserError
-from minimegatron.optim import LearningRate
+from minimegatron.model.gpt import Stage
+from minimegatron.model.parameters import named_param_specs
+from minimegatron.optim import LearningRate, Optimizer
+from minimegatron.parallel.ddp import DistributedDataParallel
 from warmranks import run_ranks
 
 from . import killed_save
+from .test_model import VOCABULARY
 
 pytestmark = pytest.mark.slow
 
@@ -167,3 +171,21 @@ def test_a_list_of_checksums_that_is_none_is_refused(tmp_path, text, said):
     (tmp_path / SUMS).write_text(text)
     with pytest.raises(ValueError, match=said):
         read_sums(tmp_path)
+
+
+@pytest.mark.parametrize("rows", [VOCABULARY, VOCABULARY + 1], ids=["same layout", "resharded"])
+def test_a_layer_that_was_frozen_when_saved_is_named(make_context, tmp_path, rows):
+    ctx = make_context(f"--save {tmp_path} --load {tmp_path} --save-interval 1")
+    learning_rate = LearningRate(ctx.config)
+    for frozen in ("decoder.layers.1.mlp.linear_fc1.weight", None):
+        stage = Stage(ctx, VOCABULARY if frozen else rows, range(2))
+        for name, spec in named_param_specs(stage).items():
+            spec.trained = name != frozen
+        optimizer = Optimizer(ctx, DistributedDataParallel(ctx, stage))
+        if frozen:
+            save(ctx, stage, optimizer, learning_rate, Progress(1), VOCABULARY)
+    with pytest.raises(UserError) as refused:
+        load(ctx, stage, optimizer, learning_rate, rows)
+    message = str(refused.value)
+    assert message.startswith("decoder.layers.1.mlp.linear_fc1.weight: ") and "\n" not in message
+    assert "frozen when it was saved" in message and "--no-load-optim" in message

@@ -6,8 +6,8 @@ Its time and memory are in tests/virtualgpu/test_trainer_offload.py.
 import pytest
 
 from minimegatron.errors import UserError
-from minimegatron.parallel.ddp import length
-from minimegatron.ranges import BufferRange, cut
+from minimegatron.offload import cut
+from minimegatron.parallel.ddp import BufferRange, length
 from warmranks import run_ranks
 
 from . import layout_steps, resume_steps

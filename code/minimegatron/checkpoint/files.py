@@ -159,12 +159,21 @@ class SavedFiles:
         if kind is not None:
             tensors = self.state(tp, stage)["optimizer"][kind]
             key = f"{chunk}.{name}" if self.layout.is_interleaved else name
+        if kind is not None and key not in tensors:
+            raise frozen_when_saved(name)
         if key not in tensors or list(tensors[key].shape) != shape:
             has = list(tensors[key].shape) if key in tensors else "no such tensor"
             raise UserError(f"{self.folder / shard_path(tp, stage, self.layout.pp)}: "
                             f"{kind or 'parameter'} {key} should be {shape} in this layout, but "
                             f"the file has {has}; it belongs to another model or layout")
         return tensors[key]
+
+
+def frozen_when_saved(name: str) -> UserError:
+    """Return the error for a trained parameter whose optimizer state a checkpoint lacks."""
+    return UserError(f"{name}: the checkpoint has no optimizer state for it, because it was frozen "
+                     "when it was saved; add --no-load-optim, which restarts Adam and the "
+                     "learning-rate schedule, or freeze it again")
 
 
 def read_state(path: Path) -> dict:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from minimegatron.arguments import Config
+from minimegatron.checkpoint.files import frozen_when_saved
 from minimegatron.errors import UserError
 from minimegatron.optim import MOMENTS, LearningRate, LossScaler, Optimizer
 
@@ -24,7 +25,10 @@ def optimizer_state(optimizer: Optimizer) -> dict:
 
 
 def load_optimizer_state(optimizer: Optimizer, saved: dict) -> None:
-    """Restore an unsharded state; raises UserError if its precision is different."""
+    """Restore an unsharded state.
+
+    Raises UserError if its precision is different, or if it lacks a parameter.
+    """
     ddp, scaler = optimizer.ddp, optimizer.scaler
     for part, wanted in ((MAIN, optimizer.main_params), ("grad_scaler", scaler)):
         if (part in saved) != (wanted is not None):
@@ -36,6 +40,8 @@ def load_optimizer_state(optimizer: Optimizer, saved: dict) -> None:
     for name, shard in optimizer_shards(optimizer).items():
         buffer = shard.new_zeros(ddp.size)
         for key, view in ddp.named_views(buffer).items():
+            if key not in saved[name]:
+                raise frozen_when_saved(key)
             view.copy_(saved[name][key])
         ddp.copy_owned(buffer, out=shard)
     if scaler is not None and scaler.dynamic:

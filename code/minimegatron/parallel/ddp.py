@@ -8,8 +8,9 @@ The gradients reach the buffer through accumulators (model/linear.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -18,7 +19,7 @@ from torch import nn
 from minimegatron.context import Context, grads_dtype
 from minimegatron.grid import Group
 from minimegatron.model.linear import DelayedWeightGrads, GradAccumulator
-from minimegatron.model.parameters import ParamSpec, named_param_specs
+from minimegatron.model.parameters import ParamGroup, ParamSpec, named_param_specs
 
 
 class DistributedDataParallel:
@@ -205,3 +206,36 @@ class DistributedDataParallel:
 def length(elements: slice) -> int:
     """Return the number of elements of a range."""
     return elements.stop - elements.start
+
+
+def joined(ranges: Iterable[slice]) -> list[slice]:
+    """Return the ranges with neighbors joined."""
+    result: list[slice] = []
+    for each in ranges:
+        start = result.pop().start if result and result[-1].stop == each.start else each.start
+        result.append(slice(start, each.stop))
+    return result
+
+
+@dataclass(frozen=True)
+class BufferRange:
+    """Consecutive elements that this rank updates, all of one parameter group.
+
+    The optimizer cuts what a rank owns into such ranges. The buffers of what it owns, of gradients,
+    and of parameters may have different lengths, so a range has a place in all three.
+
+    Attributes:
+        shard: where they are in the buffers of what this rank owns.
+        grads, params: where they are in the gradient and the parameter buffer, which hold
+            everything, or what this rank owns.
+        group: the parameter group.
+        counted: whether this rank counts them in sums over the model (norms, zeros).
+        partial: whether their gradients are summed over the tensor-parallel ranks, too.
+    """
+
+    shard: slice
+    grads: slice
+    params: slice
+    group: ParamGroup
+    counted: bool
+    partial: bool

@@ -173,7 +173,7 @@ MORE = [(TP2, 4, "--own-model --use-distributed-optimizer", 2), ("--own-model", 
     *CHAINS, *(pytest.param(*one, marks=pytest.mark.stress) for one in MORE)])
 def test_another_layout_resumes_and_generates_text(
         my_trainer, student, dataset, llama, tmp_path, before, ranks, after, then):
-    """Two steps in one layout, and two in another. Then the model writes what the trainer's does."""
+    """Two steps in one layout, and two in another. The saved model writes the trainer's text."""
     student.solve(*FILES, "ddp", "shards", "zero", "zero2", "zero3", "clipping", "reshard")
     base = f"{MODEL}{STEPS}{LLAMA}{GROUPS}--micro-batch-size 2 {dataset.flags} "
     my_trainer(f"{base}{before} --train-iters 2 --save {tmp_path}/saved --save-interval 2", ranks)

@@ -51,7 +51,9 @@ STRESS = pytest.mark.stress
         (TIED, PP2 + TP2, 4, 1e-5),
         (LLAMA, PP2 + "--balance 1-3 --recompute-granularity full --recompute-method uniform", 2,
          1e-5),
-        (LLAMA, PP2 + ZERO, 4, 1e-5), (TIED, PP2 + TP2 + ZERO + "--sequence-parallel", 8, 1e-5), (LLAMA, PP2 + "--bf16", 4, 3e-3)))])
+        (LLAMA, PP2 + ZERO, 4, 1e-5),
+        (TIED, PP2 + TP2 + ZERO + "--sequence-parallel", 8, 1e-5),
+        (LLAMA, PP2 + "--bf16", 4, 3e-3)))])
 def test_losses_and_gradient_norms_are_the_trainers(
         my_trainer, student, dataset, right, model, flags, ranks, rel):
     student.solve(*FILES, "p2p", "tied", "gpipe", "one_f_one_b", "interleaved", "grid",

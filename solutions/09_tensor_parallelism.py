@@ -17,14 +17,12 @@
 # Lab 08 removed the redundant copies of a model's state, but every GPU still computes whole layers, and a layer can be
 # too large for that. In this lab, you partition the layer itself:
 #
-# - **First sitting, 75 minutes.** You partition the matrices of an MLP and the heads of an attention layer over the
+# - **First sitting, 70 minutes.** You partition the matrices of an MLP and the heads of an attention layer over the
 #   GPUs of a node, with as few collectives as possible.
-# - **Second sitting, 50 minutes.** The vocabulary is partitioned, too, and no GPU ever has all the logits of a token.
-#   Random numbers stop depending on the layout.
-# - **Third sitting, 45 minutes.** You assemble a modern transformer block from your own files. Sequence parallelism
-#   then partitions the activations that every rank still holds in full.
-# - **Fourth sitting, 70 minutes.** You hide the communication, clip gradients by a norm that counts every parameter
-#   once, and predict what a layer keeps for its backward pass. Then your model trains on two nodes.
+# - **Second sitting, 65 minutes.** No GPU ever has all the logits of a token. Random numbers stop depending on the
+#   layout, and your files become a Llama.
+# - **Third sitting, 75 minutes.** Sequence parallelism partitions the remaining activations. You hide communication,
+#   clip gradients, and predict what a layer keeps for its backward pass. Then your model trains on two nodes.
 #
 # Values are real: CPU ranks compute them. Time and memory of GPUs are **modeled** by virtual GPUs. Your answers are
 # files in `mytrainer/`, and your trainer will train with them.
@@ -128,10 +126,10 @@ for name, shape in SHAPES.items():
 #
 # $$Y = \sum_{i} X_i W_i^\top$$
 #
-# A library could offer either of them as a linear layer that looks like any other, with the whole $X$ as its input and
-# the whole $Y$ as its output. Each would then end with a collective, an all-gather of the $Y_i$ or an all-reduce of the
-# terms, and its backward pass would have another one. An MLP consists of two or three linear layers and a nonlinearity
-# that works on each feature by itself. How many collectives do you need if you look at the MLP as a whole?
+# A library could offer either of them as an ordinary linear layer, from the whole $X$ to the whole $Y$. Each would then
+# end with a collective, an all-gather of the $Y_i$ or an all-reduce of the terms, and so would its backward pass. An
+# MLP consists of two or three linear layers and a nonlinearity that works on each feature by itself. How many
+# collectives do you need if you look at the MLP as a whole?
 #
 # ![An MLP on two ranks. Each has half of the inner features: half of the columns of gate and up, transposed, and half of
 # the rows of down, transposed. The output is the sum of a term of each rank.](../images/tensor_parallel_mlp.svg)
@@ -776,8 +774,8 @@ for name, one, other in zip(("output", "gradient of x"), theirs, mine, strict=Tr
     print(f"largest difference, {name}: {result(f'{(one - other).abs().max():.1e}')}")
 
 # %% [markdown]
-# Now for the GPUs. Eight H100s of a node share the MLP of Llama 3 405B. How many times as fast as one GPU do you expect
-# them to be, and what keeps them from being eight times as fast? Set `guess_speedup`:
+# Eight H100s of a node share the MLP of Llama 3 405B. How many times as fast as one GPU do you expect them to be, and
+# what keeps them from being eight times as fast? Set `guess_speedup`:
 
 # %% answer="guess-speedup"
 ### BEGIN SOLUTION
@@ -811,7 +809,7 @@ check.compare("speedup on 8 GPUs (modeled)", guess_speedup, times[1] / times[8])
 
 # %% [markdown]
 # Unlike the gradients in DDP, these sums cannot wait until the end of the pass, because the next layer needs them.
-# Nothing overlaps with the communication yet; that is the work of the fourth sitting. But you can already see what
+# Nothing overlaps with the communication yet; that is the work of the third sitting. But you can already see what
 # limits $t$: the work of a GPU shrinks as $t$ grows, while every rank still all-reduces whole hidden states.
 
 # %% [markdown]
@@ -1457,7 +1455,7 @@ for size in (1, 2, 4, 8, 16):
 # still falls, from 47.3 ms to 29.6 ms. But the efficiency per GPU, $T_1/(t\,T_t)$, falls from 81% to 64%, as more of
 # the time is exposed communication. What would you rather do with the second node? In practice, $t$ is rarely larger
 # than the **NVLink domain**, the GPUs that NVLink connects. These are the eight GPUs of a node of H100s, but the 72
-# GPUs of a whole rack of GB200s ([NVL72](https://www.nvidia.com/en-us/data-center/gb200-nvl72/)). In the fourth
+# GPUs of a whole rack of GB200s ([NVL72](https://www.nvidia.com/en-us/data-center/gb200-nvl72/)). In the third
 # sitting, you will compare layouts.
 
 # %% [markdown]
@@ -1955,9 +1953,9 @@ with check.parts():
 # fixed it and started over. Their [Smol Training
 # Playbook](https://huggingface.co/spaces/HuggingFaceTB/smol-training-playbook) tells the story.
 #
-# Here are three runs of a small language model, which is made from your three files. Each trains on two real ranks. The
-# model has four query heads and a single key and value head, of which both ranks have a copy. All three runs use the
-# same data and the same learning rate, but two of them have a bug in how they draw their weights:
+# Here are three runs of a small language model, made from your three files. Each trains on two real ranks. The
+# model has four query heads and a single key and value head, of which both ranks have a copy. All runs use the same
+# data and learning rate, but two of them have a bug in how they draw their weights:
 #
 # - `"same seed"`: both ranks draw their part of a matrix with the same seed.
 # - `"own seed"`: each rank draws everything with a seed of its own, including the copies.
@@ -2498,14 +2496,9 @@ with check.parts():
 # find bugs. (Megatron-LM's `--use-cpu-initialization` draws weights as you do.)
 
 # %% [markdown]
-# **This is the end of the second sitting.** Every layer that you need is there, and so are its random numbers. Next,
-# you put them together.
-
-# %% [markdown]
 # ## A layer that is all your own
 #
-# So far, your trainer has trained a GPT-2: layer norms, learned positions, GELU, biases, and an output layer that
-# shares the embedding's weight. Most open models since Llama ([Touvron et al.,
+# So far, your trainer has trained a GPT-2. Most open models since Llama ([Touvron et al.,
 # 2023](https://arxiv.org/abs/2302.13971)) follow another recipe. You have written most of it in this lab: rotary
 # positions, SwiGLU, linear layers without biases, and grouped-query attention, which came with Llama 2 70B ([Touvron
 # et al., 2023](https://arxiv.org/abs/2307.09288)). (Not all models follow every part of it: Qwen2, for example, has
@@ -2960,8 +2953,8 @@ with check.parts():
 # +        (logits,) = self.region.columns(x, self.head)
 
 # %% [markdown]
-# Every layer of this model is yours. You will train it on two nodes at the end of the lab, once gradient clipping works
-# for it, too.
+# **This is the end of the second sitting.** Every layer of this model is yours. You will train it on two nodes once
+# gradient clipping works for it, too.
 
 # %% [markdown]
 # ## Activations that are not partitioned
@@ -3499,10 +3492,6 @@ for name, ours, theirs in zip(("losses", "gradient norms of the norms"), right, 
 # %% [markdown]
 # Nothing crashes, and the loss hardly changes. But the ranks' copies of the norms drift apart, and a checkpoint with
 # rank 0's copies is no longer the model that was trained. Gradient norms are the place to look.
-
-# %% [markdown]
-# **This is the end of the third sitting.** Your Llama trains with either kind of region. What is left is its speed, the
-# norm of its gradients, and a count of its memory.
 
 # %% [markdown]
 # ## All-reduces behind weight gradients
@@ -4449,9 +4438,9 @@ for name, make in {"TP 8": tensor_training.region, "TP 8 and SP": tensor_trainin
 # %% [markdown]
 # The norms and additions outside the region are element-wise kernels that read and write whole tensors. In the model,
 # sequence parallelism divides their time by eight as well, and most of the gain is this unfused element-wise work.
-# Fused norms would shrink the gain, because they take less time to begin with. The rest of these kernels, such as the
-# rotations and SwiGLU, are not fused here, either, which is one reason why the MFU is far below the 38%
-# to 43% that the Llama Team (2024, table 4) reports for its 405B model.
+# Fused norms would shrink the gain, because they take less time to begin with. The rotations and SwiGLU are not fused
+# here, either, which is one reason why the MFU is far below the 38% to 43% that the Llama Team (2024, table 4) reports
+# for its 405B model.
 #
 # `lab mytrainer` tests your new files on two ranks, and draws the map of your trainer. Its model is yours now:
 
@@ -4459,7 +4448,7 @@ for name, make in {"TP 8": tensor_training.region, "TP 8 and SP": tensor_trainin
 !lab mytrainer
 
 # %% [markdown]
-# **This is the end of the fourth sitting.**
+# **This is the end of the third sitting.**
 #
 # ## Discuss
 #
@@ -4486,11 +4475,11 @@ for name, make in {"TP 8": tensor_training.region, "TP 8 and SP": tensor_trainin
 # %% [markdown]
 # ## What you have built
 #
-# Nine files: a Llama whose layers, heads, and vocabulary are shared by the GPUs of a node; random numbers that do not
-# depend on how many GPUs there are; sequence parallelism; an overlapped backward pass; clipping that counts each
-# element once; and a prediction of the activation memory. How large should $t$ be? Argue from your own numbers: how
-# much efficiency per GPU do you lose outside of the NVLink domain? To train a model that eight GPUs cannot hold, lab 10
-# assigns its layers to different nodes.
+# Nine files: a Llama that the GPUs of a node share, random numbers that do not depend on how many GPUs there are,
+# sequence parallelism, an overlapped backward pass, clipping that counts each element once, and a prediction of the
+# activation memory. How large should $t$ be? Argue from your own numbers: how much efficiency per GPU do you lose
+# outside of the NVLink domain? To train a model that eight GPUs cannot hold, lab 10 assigns its layers to different
+# nodes.
 #
 # ## Read next
 #

@@ -23,6 +23,7 @@ from minimegatron.model.linear import embedding_lookup
 from minimegatron.model.parameters import ParamSpec, add_parameters, initialize_parameters
 from minimegatron.model.tensor_parallel import (
     ColumnParallelLinear,
+    Norm,
     RowParallelLinear,
     VocabParallelEmbedding,
     make_tensor_parallel,
@@ -31,26 +32,6 @@ from minimegatron.model.tensor_parallel import (
 
 if TYPE_CHECKING:
     from minimegatron.model.fp8 import Fp8
-
-
-class Norm(nn.Module):
-    """Layer normalization over h, or RMSNorm, which has neither a mean nor a bias.
-
-    Every tensor-parallel rank holds a copy of its parameters [h].
-    """
-
-    def __init__(self, ctx: Context) -> None:
-        super().__init__()
-        self.epsilon, shape = ctx.config.layernorm_epsilon, (ctx.config.hidden_size,)
-        is_rms = ctx.config.normalization == "RMSNorm"
-        add_parameters(self, ctx, weight=ParamSpec(shape, init_value=1.0),
-                       bias=None if is_rms else ParamSpec(shape))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalize x [s, b, h] to the same shape."""
-        if self.bias is None:
-            return ops.rms_norm(x, self.weight, self.epsilon)
-        return ops.layer_norm(x, self.weight, self.bias, self.epsilon)
 
 
 class Embedding(nn.Module):

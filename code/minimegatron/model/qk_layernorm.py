@@ -13,7 +13,7 @@ import torch
 from minimegatron.context import Context
 from minimegatron.model import ops
 from minimegatron.model.attention import Attention
-from minimegatron.model.gpt import Norm
+from minimegatron.model.tensor_parallel import Norm
 
 
 class HeadNorm(Norm):

@@ -23,7 +23,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     out.set_defaults(run=run_out)
     into = ways.add_parser("from-hf", help="from Hugging Face to the trainer")
     into.add_argument("source", type=Path, metavar="FOLDER",
-                      help="has config.json of a GPT-2 or a Llama, and the weights")
+                      help="has config.json of a GPT-2, Llama, or Qwen3, and the weights")
     into.add_argument("target", type=Path, metavar="SAVE",
                       help="a new folder of checkpoints, for --load")
     into.add_argument("--make-vocab-size-divisible-by", type=int, default=128, metavar="N",

@@ -1,9 +1,9 @@
 """Carry a model between a checkpoint of the trainer and Hugging Face's format.
 
 A checkpoint may have any tensor- and pipeline-parallel layout. A folder of Hugging Face's holds
-config.json of a GPT-2 or a Llama, and its weights: model.safetensors, alone or in parts, or the
-older pytorch_model.bin; and perhaps tokenizer.json. Weights keep their bits. The checkpoint that is
-written loads in any layout.
+config.json of a GPT-2, Llama, or Qwen3, and its weights: model.safetensors, alone or in parts, or
+the older pytorch_model.bin; and perhaps tokenizer.json. Weights keep their bits. The checkpoint
+that is written loads in any layout.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from checkpoint_tools.families import FAMILIES, Family, family_of
+from checkpoint_tools.families import FAMILIES, Family, Weight, family_of
 from checkpoint_tools.tokenizers_of import copy_tokenizer, tokenizer_in
 from minimegatron.arguments import Config
 from minimegatron.arguments.flag import STATE, names_affecting, table_of
@@ -216,14 +216,43 @@ def read_model(folder: Path) -> tuple[dict[str, Any], Weights]:
 
     Raises UserError.
     """
+    flags, model = mapped_model(folder)
+    return flags, dict(model)
+
+
+def mapped_model(folder: Path) -> tuple[dict[str, Any], Parameters]:
+    """Return the flags of the model in a folder, and its parameters, memory-mapped.
+
+    Raises UserError.
+    """
     family, flags = read_config(folder / "config.json")
     model = ours(family, flags, flags.pop("vocabulary"), *read_weights(folder, family))
     return {**flags, **tokenizer_in(folder)}, model
 
 
 def open_hugging_face(folder: Path) -> SavedModel:
-    """Return the model in a folder of Hugging Face's, all of it in memory. Raises UserError."""
-    return whole_model(folder, *read_model(folder))
+    """Return the model in a folder of Hugging Face's. Raises UserError.
+
+    No rank holds more than its part, and one whole parameter while it takes its part of that.
+    """
+    return whole_model(folder, *mapped_model(folder))
+
+
+class Parameters(Mapping[str, torch.Tensor]):
+    """The trainer's parameters, each of which is made of mapped tensors when it is asked for."""
+
+    def __init__(self, weights: Mapping[str, Weight], found: Weights) -> None:
+        self.weights, self.found = weights, found
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        weight = self.weights[name]
+        return weight.join([self.found[one] for one in weight.shapes]).contiguous()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.weights)
+
+    def __len__(self) -> int:
+        return len(self.weights)
 
 
 def written(flags: Mapping[str, Any]) -> str:
@@ -243,7 +272,7 @@ def written(flags: Mapping[str, Any]) -> str:
 def read_config(path: Path) -> tuple[Family, dict[str, Any]]:
     """Return the family, and the flags, of config.json.
 
-    Raises UserError for a model that is no GPT-2 or Llama, or that the trainer does not compute.
+    Raises UserError for a model of another family, or that the trainer does not compute.
     """
     try:
         found = json.loads(path.read_text())
@@ -297,7 +326,7 @@ def read_file(path: Path) -> Weights:
 
 
 def ours(family: Family, flags: Mapping[str, Any], rows: int, found: Weights, source: Path
-         ) -> Weights:
+         ) -> Parameters:
     """Return the trainer's parameters, without padding.
 
     Raises UserError unless `found` has the family's names and shapes, and one dtype.
@@ -319,5 +348,4 @@ def ours(family: Family, flags: Mapping[str, Any], rows: int, found: Weights, so
     (words,) = weights[WORDS].shapes
     if head is not None and not torch.equal(head, found[words]):
         raise UserError(f"{source}: {HEAD} is not the word embedding, but config.json ties them")
-    return {name: weight.join([found[one] for one in weight.shapes]).contiguous()
-            for name, weight in weights.items()}
+    return Parameters(weights, found)

@@ -294,10 +294,34 @@ class Llama(Family):
         return None if name.endswith("rotary_emb.inv_freq") else name
 
 
-FAMILIES: dict[str, Family] = {family.model_type: family for family in (Gpt2(), Llama())}
+class Qwen3(Llama):
+    """Qwen3 without experts: a Llama that normalizes each head's queries and keys."""
+
+    model_type, architecture = "qwen3", "Qwen3ForCausalLM"
+    fixed: ClassVar = {"hidden_act": ("silu",), "attention_bias": (False,),
+                       "use_sliding_window": (False,),
+                       "rope_scaling": (None, {"rope_type": "default"})}
+    usual: ClassVar = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "head_dim": 128,
+                       "max_position_embeddings": 32768}
+
+    def derive(self, settings, path):
+        return super().derive(settings, path) | {"qk_layernorm": True}
+
+    def weights(self, flags, rows):
+        found = super().weights(flags, rows)
+        for number in range(flags["num_layers"]):
+            for name in ("q", "k"):
+                found[f"decoder.layers.{number}.self_attention.{name}_layernorm.weight"] = same(
+                    f"model.layers.{number}.self_attn.{name}_norm.weight", flags["kv_channels"])
+        return found
+
+
+FAMILIES: dict[str, Family] = {family.model_type: family for family in (Gpt2(), Llama(), Qwen3())}
 
 
 def family_of(args: Mapping[str, Any]) -> Family:
-    """Return the family of a checkpoint's arguments: only Llama's positions are rotary."""
-    return FAMILIES["llama" if args.get("position_embedding_type") == "rope" else "gpt2"]
+    """Return the family of a checkpoint's arguments: only GPT-2's positions are not rotary."""
+    if args.get("position_embedding_type") != "rope":
+        return FAMILIES["gpt2"]
+    return FAMILIES["qwen3" if args.get("qk_layernorm") else "llama"]
 

@@ -71,7 +71,8 @@ from lab.mytrainer import defaults, flags, pieces
 from lab.mytrainer.checkpoints import Checkpoints, Progress
 from lab.mytrainer.flags import LoopConfig
 from lab.mytrainer.model import GPT
-from lab.mytrainer.own_model import OwnLlama, connect_grid, default_group, group_of
+from lab.mytrainer.own_checkpoints import OwnCheckpoints
+from lab.mytrainer.own_model import OwnLlama, connect_grid, default_group, finish_first, group_of
 from lab.mytrainer.own_pipeline import OwnPipeline
 from minimegatron.arguments import Config
 from minimegatron.context import Context, MicroBatch
@@ -191,15 +192,15 @@ def loss_scaler(config: LoopConfig) -> object | None:
     """Return your LossScaler as the flags describe it, or None without --fp16.
 
     pretrain_gpt.py divides each rank's loss by the number of ranks before the backward pass, and
-    your DataParallel divides the gradients after it. Dividing your scale by the number of ranks
+    your DataParallel divides the gradients after it. Dividing your scale by the number of replicas
     gives both programs the same 16-bit gradients, and so the same overflows.
     """
     if not config.fp16:
         return None
-    make, ranks = pieces.load("scaler").LossScaler, config.world_size
+    make, replicas = pieces.load("scaler").LossScaler, config.data_parallel_size
     if config.loss_scale is not None:  # a scale that is its own minimum, and never grows
-        return make(config.loss_scale / ranks, config.loss_scale / ranks, math.inf, 1)
-    return make(config.initial_loss_scale / ranks, config.min_loss_scale / ranks,
+        return make(config.loss_scale / replicas, config.loss_scale / replicas, math.inf, 1)
+    return make(config.initial_loss_scale / replicas, config.min_loss_scale / replicas,
                 config.loss_scale_window, config.hysteresis)
 
 
@@ -247,7 +248,7 @@ class StepLog:
         shown = {"loss": ctx.read(torch.stack(self.losses).mean()) if self.losses else None,
                  "norm": None if skipped else ctx.read(torch.as_tensor(norm))}
         nans = 0 if shown["loss"] is None else int(math.isnan(shown["loss"]))
-        scale = 1.0 if self.scaler is None else float(self.scaler.scale) * config.world_size
+        scale = 1.0 if self.scaler is None else float(self.scaler.scale) * config.data_parallel_size
         ctx.print_rank_0(iteration_line(
             config, iteration=iteration, consumed=consumed, milliseconds=1000 * seconds,
             lr=self.learning_rate(advanced), zeros=None if skipped else self._zeros(),
@@ -343,6 +344,8 @@ def build(ctx: Context, wrapper: Callable[..., nn.Module], vocab_size: int,
     parameters = sum(math.prod(getattr(weight, "full_shape", weight.shape))
                      for weight in gpt.parameters())
     model = wrapper(gpt, gpt.blocks) if config.zero_stage else wrapper(gpt)
+    if config.zero_stage and config.has_own_model:
+        finish_first(gpt, model)
     optimizer = Optimizer(ctx, gpt, model.parameters())
     stage = f" of stage 0 of {ctx.grid.pp.size}" if config.has_pipeline else ""
     ctx.print_rank_0(f"training {parameters:,} parameters{stage} on {ctx.grid.world_size} rank(s) "
@@ -385,11 +388,13 @@ def run_loop(ctx: Context, gpt: GPT | OwnLlama, model: nn.Module, optimizer: Opt
         if config.save and (done % config.save_interval == 0 or done == config.train_iters):
             checkpoints.save(progress)
 
+    if config.has_own_model:
+        scaler = gpt.share(scaler)
     more = {} if scaler is None else {"scaler": scaler}
-    if config.zero_stage and not config.has_pipeline:
-        more["clip"] = pieces.load("clipping").clip_grad_norm
-    elif config.has_own_model:
+    if config.has_own_model:
         more["clip"] = gpt.clip
+    elif config.zero_stage:
+        more["clip"] = pieces.load("clipping").clip_grad_norm
     # Within no_sync, no backward pass communicates: finish() averages all gradients at the end.
     with nullcontext() if config.overlap_grad_reduce else model.no_sync():
         loop.train(model, optimizer,
@@ -417,7 +422,8 @@ def main(wrapper: type[nn.Module] | None = None) -> Grid:
         gpt, model, optimizer = build(ctx, wrapper, tokenizer.vocab_size, world)
         checkpoints = None
         if config.save or config.load:
-            checkpoints = Checkpoints(ctx, gpt, model, optimizer.masters, optimizer.adam)
+            make = OwnCheckpoints if config.has_own_model else Checkpoints
+            checkpoints = make(ctx, gpt, model, optimizer.masters, optimizer.adam)
         run_loop(ctx, gpt, model, optimizer, Batches(ctx, text, tokenizer.eod, "training"),
                  checkpoints)
     dist.destroy_process_group()

@@ -26,6 +26,7 @@ class Gpt:
         tied: whether the output layer is the word embedding.
         biases: whether linear layers have biases.
         norm_biases: whether norms have biases; those of RMSNorm have none.
+        qk_norms: whether each head's queries and keys are normalized.
     """
 
     layers: int
@@ -41,6 +42,7 @@ class Gpt:
     tied: bool = True
     biases: bool = True
     norm_biases: bool = True
+    qk_norms: bool = False
 
     @property
     def mlp_width(self) -> int:
@@ -75,7 +77,8 @@ def layer_parameters(gpt: Gpt, t: int = 1) -> int:
     """
     partitioned = gpt.matrices + gpt.biases * (
         gpt.query_width + 2 * gpt.key_width + (1 + gpt.gated) * gpt.mlp_width)
-    return partitioned // t + 2 * gpt.hidden * (1 + gpt.norm_biases + gpt.biases)
+    head_norms = 2 * gpt.qk_norms * gpt.query_width // gpt.heads * (1 + gpt.norm_biases)
+    return partitioned // t + 2 * gpt.hidden * (1 + gpt.norm_biases + gpt.biases) + head_norms
 
 
 def stage_parameters(gpt: Gpt, layers: int, t: int = 1, first: bool = True, last: bool = True
@@ -162,8 +165,10 @@ def layer_activations(gpt: Gpt, b: int, t: int = 1, sequence_parallel: bool = Fa
         return s * b * h * bytes_each / part
     # Both norms' inputs and outputs; two masks of a byte each.
     outside = s * b * h * (4 * bytes_each + (2 if hidden_dropout else 0)) / part
-    # Query, key, value and the projection's input; the activation's input and output.
-    inside = s * b * (2 * (queries + keys) + (2 + gpt.gated) * gpt.mlp_width) * bytes_each / t
+    # Query, key, value and the projection's input, the inputs of the norms of queries and keys; the
+    # activation's input and output.
+    width = (2 + gpt.qk_norms) * (queries + keys) + (2 + gpt.gated) * gpt.mlp_width
+    inside = s * b * width * bytes_each / t
     # The softmax; with dropout also its mask, and its result. Shared keys and values are repeated.
     core = gpt.heads * s * s * b * (2 * bytes_each + 1 if attention_dropout else bytes_each) / t
     core += 2 * s * b * (queries - keys) * bytes_each / t

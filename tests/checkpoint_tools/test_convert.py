@@ -32,7 +32,8 @@ LLAMA = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num
          "rms_norm_eps": 1e-4, "vocab_size": VOCABULARY, "head_dim": 10,
          "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}}
 TIED = {**LLAMA, "tie_word_embeddings": True, "num_key_value_heads": 4, "head_dim": 8}
-CONFIGS = {"gpt2": GPT2, "llama": LLAMA, "tied llama": TIED}
+QWEN3 = {**LLAMA, "model_type": "qwen3"}
+CONFIGS = {"gpt2": GPT2, "llama": LLAMA, "tied llama": TIED, "qwen3": QWEN3}
 TOKENS = torch.arange(2 * 10).reshape(2, 10) * 7 % VOCABULARY  # [b, s]
 MORE = ("--seq-length 10 --micro-batch-size 2 --lr 1e-3 --train-iters 1 --attention-dropout 0 "
         "--hidden-dropout 0 --data-path x --vocab-file x --merge-file x --device cpu "

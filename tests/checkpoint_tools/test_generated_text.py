@@ -13,7 +13,7 @@ import torch.distributed as dist
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import generate as program
-from checkpoint_tools.convert import open_hugging_face
+from checkpoint_tools.convert import open_hugging_face, specs_of
 from checkpoint_tools.tokenizers_of import copy_tokenizer, tokenizer_in
 from corpus_tools.train_vocabulary import train_merges, write_vocabulary
 from lab.cli import main as lab
@@ -106,6 +106,14 @@ def test_two_ranks_read_a_folder_as_one_does(llama):
     one = run(*words)
     two = run(*words, "--tensor-model-parallel-size", "2", ranks=2)
     assert two.splitlines()[-1] == one.splitlines()[-1]
+
+
+def test_a_rank_keeps_no_more_than_its_part(llama):
+    model = open_hugging_face(llama)
+    for name, spec in specs_of(model.args, model.rows).items():
+        part = model.part(Group((0, 1), 1, None), name, spec)
+        assert part.untyped_storage().nbytes() == part.nbytes
+        assert list(part.shape) == spec.shape(Group((0, 1), 1, None))
 
 
 def test_gpt2_files_become_a_tokenizer_that_the_library_reads(library, tmp_path):  # noqa: F811

@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -69,6 +69,8 @@ class Progress:
 class Checkpoints:
     """Saves to --save, and loads from --load; every rank must make every call."""
 
+    must_match = MUST_MATCH
+
     def __init__(self, ctx: Context, gpt: nn.Module, model: nn.Module,
                  masters: Sequence[torch.Tensor], adam: torch.optim.Optimizer) -> None:
         """Args:
@@ -86,15 +88,23 @@ class Checkpoints:
             raise UserError(f"{name} {folder}: tensors on virtual GPUs have no values; leave the "
                             "flag out")
         self.ctx, self.model, self.adam = ctx, model, adam
-        named = dict(gpt.named_parameters())
+        named = self._named(gpt)
         self.parameters = dict(zip(named, model.parameters(), strict=True))
         self.masters = dict(zip(named, masters, strict=True))
-        names = {parameter: name for name, parameter in named.items()}
         self.sharded = config.zero_stage > 0
+        self._arrange(named)
+
+    def _named(self, gpt: nn.Module) -> dict[str, nn.Parameter]:
+        """Return this rank's parameters by the names that a checkpoint has for them."""
+        return dict(gpt.named_parameters())
+
+    def _arrange(self, named: dict[str, nn.Parameter]) -> None:
+        """Decide what this rank writes and reads: `units` of the layout, and tensors' `shapes`."""
+        names = {parameter: name for name, parameter in named.items()}
         if self.sharded:
-            self.rank, self.ranks = ctx.grid.rank, ctx.grid.world_size
+            self.rank, self.ranks = self.ctx.grid.rank, self.ctx.grid.world_size
             self.units: Units = [([names[one] for one in unit.parameters], unit.layout)
-                                 for unit in model.units]
+                                 for unit in self.model.units]
         else:
             self.rank, self.ranks = 0, 1
             layout = pieces.load("shards").ShardLayout
@@ -110,6 +120,7 @@ class Checkpoints:
             for leftover in root.glob(f"{UNFINISHED}*"):
                 shutil.rmtree(leftover, ignore_errors=True)
         dist.barrier()
+        self._collect()
         sums, error = None, None
         if ctx.grid.rank < self.ranks:
             try:
@@ -124,6 +135,9 @@ class Checkpoints:
                 error = f"--save {root}: {failed}; earlier checkpoints are intact"
         agree(error)
         log_lines.print_saved(ctx, root, progress.iteration)
+
+    def _collect(self) -> None:
+        """Prepare what _shard returns; here, every rank has its own shards already."""
 
     def _write(self, path: Path) -> list[list[int]]:
         """Write this rank's file. Return the CRC-32 of each kind's shard of each unit."""
@@ -155,7 +169,7 @@ class Checkpoints:
         config = self.ctx.config
         return {"iteration": progress.iteration, "skipped": progress.skipped, "ranks": self.ranks,
                 "text": {name: getattr(config, name) for name in FOR_TEXT},
-                "flags": {name: getattr(config, name) for name in MUST_MATCH},
+                "flags": {name: getattr(config, name) for name in self.must_match},
                 "units": [names for names, _ in self.units], "shapes": self.shapes, "crc32": sums}
 
     def load(self) -> Progress:
@@ -181,12 +195,16 @@ class Checkpoints:
             raise UserError(f"--load {root}: the ranks find different checkpoints ({names}); use a "
                             "folder that all nodes share")
         if self.sharded:
-            for unit in self.model.units:
-                if unit.buffer.untyped_storage().size():  # not freed until its block runs
-                    unit.gather()
+            self._gather()
         if folder is not None:
             log_lines.print_loaded(ctx, root, progress.iteration)
         return progress
+
+    def _gather(self) -> None:
+        """Fill the units' buffers with the parameters that the ranks have read."""
+        for unit in self.model.units:
+            if unit.buffer.untyped_storage().size():  # not freed until its block runs
+                unit.gather()
 
     def _read(self, folder: Path) -> Progress:
         """Read this rank's shards from a folder. Raises UserError."""
@@ -197,23 +215,21 @@ class Checkpoints:
                               saved["ranks"])) for names in saved["units"]]
         files = ShardFiles(folder, old, saved["crc32"])
         progress = Progress(saved["iteration"], saved["skipped"])
-        reshard = pieces.load("reshard").reshard
         for kind in KINDS if progress.updates else KINDS[:1]:
-            shards = reshard(files.reader(kind), old, self.units, self.rank)
-            sizes = [shard.numel() for shard in shards]
-            if sizes != (right := [one.shard_size for _, one in self.units]):
-                raise UserError(f"mytrainer/reshard.py: reshard returns shards of {sizes} elements "
-                                f"instead of {right}")
-            self._restore(kind, shards, progress.updates)
+            self._restore(kind, self._shards(files.reader(kind), old), progress.updates)
         return progress
 
+    def _shards(self, read: Read, old: Units) -> Iterable[torch.Tensor]:
+        """Return this rank's shard of each unit, as your reshard.py reads it from an old layout."""
+        return resharded(read, old, self.units, self.rank)
+
     @torch.no_grad()
-    def _restore(self, kind: str, shards: Sequence[torch.Tensor], updates: int) -> None:
+    def _restore(self, kind: str, shards: Iterable[torch.Tensor], updates: int) -> None:
         """Set the master weights and the parameters, or one of AdamW's moments, from shards."""
         for (names, layout), shard in zip(self.units, shards, strict=True):
             for name, part in zip(names, layout.parts(self.rank), strict=True):
                 master, parameter = self.masters[name], self.parameters[name]
-                value = shard[part].view_as(master).to(master.device)
+                value = self._own_part(name, shard[part]).view_as(master).to(master.device)
                 if kind == "masters":
                     master.copy_(value)
                     parameter.copy_(value)  # rounded
@@ -221,6 +237,10 @@ class Checkpoints:
                     state = self.adam.state[master]
                     state["step"] = torch.tensor(float(updates), device=master.device)
                     state[kind] = value.clone()
+
+    def _own_part(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """Return the elements of a tensor that this rank has, given those of its shard."""
+        return value
 
     def _require_same(self, saved: dict, path: Path) -> None:
         """Raise UserError unless a checkpoint is one of this model."""
@@ -230,12 +250,16 @@ class Checkpoints:
                 raise UserError(f"{path} is another model's: it was saved with {spelled(name)} "
                                 f"{value}, and this run has {now}; nearest: {spelled(name)} "
                                 f"{value}")
-        if saved["shapes"] != self.shapes:
-            different = next(name for name in (*self.shapes, *saved["shapes"])
-                              if saved["shapes"].get(name) != self.shapes.get(name))
+        different = next((name for name in self._compared(saved["shapes"])
+                          if saved["shapes"].get(name) != self.shapes.get(name)), None)
+        if different is not None:
             raise UserError(f"{path} is another model's: {different} has the shape "
                             f"{saved['shapes'].get(different)} there, and here "
                             f"{self.shapes.get(different)}")
+
+    def _compared(self, saved: dict) -> Iterable[str]:
+        """Return the names whose shapes must be those of a checkpoint."""
+        return (*self.shapes, *saved)
 
 
 class ShardFiles:
@@ -282,6 +306,16 @@ class ShardFiles:
                                    f"{KINDS[kind]}, unit {unit}, differs")
             self.intact.add((rank, kind, unit))
         return section
+
+
+def resharded(read: Read, old: Units, new: Units, rank: int) -> list[torch.Tensor]:
+    """Return what your `reshard` returns. Raises UserError if shards have the wrong sizes."""
+    shards = pieces.load("reshard").reshard(read, old, new, rank)
+    sizes = [shard.numel() for shard in shards]
+    if sizes != (right := [one.shard_size for _, one in new]):
+        raise UserError(f"mytrainer/reshard.py: reshard returns shards of {sizes} elements instead "
+                        f"of {right}")
+    return shards
 
 
 def rank_file(rank: int) -> str:

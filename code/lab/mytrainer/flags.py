@@ -47,6 +47,19 @@ UNTIED = "--untie-embeddings-and-output-weights"
 LLAMA = {"swiglu": True, "normalization": "RMSNorm", "position_embedding_type": "rope",
          "rotary_percent": 1.0, "untie_embeddings_and_output_weights": True,
          "add_bias_linear": False, "attention_dropout": 0.0}
+# What it does not compute, with the reasons.
+REFUSED = {
+    "autocast": "the linear layers of your regions have backward passes of their own, in which no "
+                "Autocast chooses dtypes",
+    "fp8_format": "the regions' columns and your RowParallelLinear compute its linear layers, and "
+                  "not the Linear of fp8.py",
+    "tiled_attention": "mytrainer/attention.py has as many key and value heads as queries",
+    "activation_memory_mb": "your Llama runs its layers itself, so none can be grouped; "
+                            "--recompute-granularity recomputes them one by one",
+    "offload_activations": "your Llama runs its layers itself, outside of offload.py",
+    "samples_per_rank": "unequal shares need ranks that each have a whole replica",
+    "log_num_zeros_in_grad": "histogram.py would count the elements that several ranks have more "
+                             "than once"}
 # The files of every run of it.
 OWN_MODEL = ("tensor_parallel", "heads", "vocabulary", "randomness", "llama", "grad_norm")
 # The files of every pipeline, and the file and the function for each name of --schedule.
@@ -248,9 +261,12 @@ def _check_sharding(config: LoopConfig) -> None:
     if stage == 0:
         return
     chosen = shown_strategy(config)
-    if config.world_size == 1:
-        raise UserError(f"{chosen}: there is one rank, which would own everything; nearest: start "
-                        "two ranks with torchrun --nproc_per_node 2, or leave the flag out")
+    if config.data_parallel_size == 1:
+        ranks = ("there is one rank, which" if config.world_size == 1 else
+                 "the ranks share one replica of the model, so each")
+        nearest = 2 * config.world_size
+        raise UserError(f"{chosen}: {ranks} would own everything; nearest: start {nearest} ranks "
+                        f"with torchrun --nproc_per_node {nearest}, or leave the flag out")
     if config.overlap_param_gather and stage < 3:
         raise UserError(f"--overlap-param-gather with {chosen}: mytrainer/prefetch.py gathers the "
                         "parameters that each rank has freed; nearest: --use-megatron-fsdp "
@@ -303,14 +319,13 @@ def _check_own_model(config: LoopConfig) -> None:
     if others:
         raise UserError(f"{chosen} trains mytrainer/llama.py, which is a Llama; add "
                         f"{llama_flags(others)}")
-    refused = {name: "your own model does not support it" for name in (
-        "fp16", "autocast", "fp8_format", "tiled_attention", "activation_memory_mb",
-        "offload_activations", "samples_per_rank", "save", "load", "log_num_zeros_in_grad")}
+    refused = dict(REFUSED)
     if config.has_pipeline:
         refused |= _refused_by_pipelines(config)
-    elif size > 1:
-        refused |= dict.fromkeys(("data_parallel_sharding_strategy", "use_distributed_optimizer"),
-                                 "the files of lab 08 shard parameters over all ranks")
+    elif size > 1 and config.zero_stage > 1:
+        refused["data_parallel_sharding_strategy"] = (
+            "your finish_gradients needs whole gradients after the last backward pass; only "
+            "--data-parallel-sharding-strategy optim leaves them on every rank until then")
     if config.sequence_parallel:
         refused["async_tensor_model_parallel_allreduce"] = "no layer all-reduces its input"
     if config.recompute_method == "uniform" and config.recompute_num_layers > 1:
@@ -331,12 +346,8 @@ def _refused_by_pipelines(config: LoopConfig) -> dict[str, str]:
         refused["recompute_granularity"] = (
             f"with {_shown(config, 'hidden_dropout')}, a recomputed layer would have the masks of "
             "another micro-batch")
-    sharing = ("ZeRO-1 needs stages of one rank, and two matrices at the ends: "
-               "--tensor-model-parallel-size 1 --untie-embeddings-and-output-weights")
+    sharing = "only the optimizer state can be sharded; your executor needs whole gradients"
     if config.zero_stage > 1:
-        sharing = "only the optimizer state can be sharded; your executor needs whole gradients"
-    if (config.zero_stage > 1 or config.tensor_model_parallel_size > 1
-            or not config.untie_embeddings_and_output_weights):
         refused |= dict.fromkeys(("data_parallel_sharding_strategy", "use_distributed_optimizer"),
                                  sharing)
     return refused

@@ -148,6 +148,7 @@ class OwnLlama(nn.Module):
     Attributes:
         region: the ranks that share the model, as your class for the flags.
         llama: your model.
+        scaler: your LossScaler, if any.
     """
 
     def __init__(self, ctx: Context, vocab_size: int, world: dist.ProcessGroup) -> None:
@@ -164,6 +165,9 @@ class OwnLlama(nn.Module):
               default_dtype(params_dtype(config))):
             self.region = region_class(config)(group_of(ctx.grid.tp))
             self.llama = self._build(shape_of(config, vocab_size))
+        for one in self.parameters():
+            one.sharing_ranks = one.copies  # before your tied.py counts the other end, too
+        self.scaler: SharedScaler | None = None
         if ctx.device.has_values:
             self._initialize(vocab_size)
         self._save_memory()
@@ -228,19 +232,77 @@ class OwnLlama(nn.Module):
     def end_step(self, ranks: Group) -> None:
         """Do nothing: no state but the parameters' changes from step to step."""
 
+    def share(self, scaler: object | None) -> SharedScaler | None:
+        """Return your LossScaler, which then finds overflows on all ranks; None without one."""
+        self.scaler = None if scaler is None else SharedScaler(scaler, self.world)
+        return self.scaler
+
+    def finish_gradients(self) -> None:
+        """Sum the gradients that are terms, with your finish_gradients."""
+        with default_group(self.world):
+            pieces.load("heads").finish_gradients(self.parameters(), self.region)
+
     def clip(self, parameters: Iterable[nn.Parameter], largest: float) -> torch.Tensor:
-        """Sum gradients that are terms, with your finish_gradients, and clip all of them.
+        """Complete the gradients, and clip all of them with your clip_grad_norm.
 
         Args:
-            parameters: those of the model.
+            parameters: those of the model, or with ZeRO this rank's shards of them, whose gradients
+                are complete.
             largest: the largest norm.
 
         Returns the norm before clipping, one element.
         """
-        parameters = list(parameters)
+        parameters, sharing = list(parameters), self.sharing
+        if self.ctx.config.zero_stage:  # an element is on as many ranks of all as it has copies
+            for shard, one in zip(parameters, self.parameters(), strict=True):
+                shard.copies = one.copies
+            sharing = sharing_of(self.world)
+        else:
+            self.finish_gradients()
         with default_group(self.world):
-            pieces.load("heads").finish_gradients(parameters, self.region)
-            return pieces.load("grad_norm").clip_grad_norm(parameters, largest, self.region)
+            return pieces.load("grad_norm").clip_grad_norm(parameters, largest, sharing)
+
+    @property
+    def sharing(self) -> object:
+        """The ranks that share the model, with the attributes of a region."""
+        return self.region
+
+
+class SharedScaler:
+    """Your LossScaler; ranks that share a model skip a step together."""
+
+    def __init__(self, scaler: object, world: dist.ProcessGroup) -> None:
+        self.scaler, self.world = scaler, world
+
+    @property
+    def scale(self) -> float:
+        return self.scaler.scale
+
+    def unscale(self, parameters: Iterable[nn.Parameter]) -> bool:
+        with default_group(self.world):
+            return self.scaler.unscale(parameters)
+
+    def update(self, overflow: bool) -> None:
+        self.scaler.update(overflow)
+
+
+def sharing_of(group: dist.ProcessGroup) -> SimpleNamespace:
+    """Return a group with the attributes of a region."""
+    return SimpleNamespace(group=group, rank=group.rank(), size=group.size())
+
+
+def finish_first(gpt: OwnLlama, model: nn.Module) -> None:
+    """Let a class of lab 08 complete the gradients that are terms before it reduces any.
+
+    The ranks' sums and the replicas' mean commute, and a shard does not know its part of a matrix.
+    """
+    reduce = model.finish
+
+    def finish() -> None:
+        gpt.finish_gradients()
+        reduce()
+
+    model.finish = finish
 
 
 def begin_dropout(model: nn.Module, batch: MicroBatch) -> None:

@@ -18,7 +18,14 @@ from torch import nn
 
 from lab.mytrainer import pieces
 from lab.mytrainer.flags import SCHEDULES, LoopConfig
-from lab.mytrainer.own_model import OwnGrid, OwnLlama, begin_dropout, default_group, save_memory
+from lab.mytrainer.own_model import (
+    OwnGrid,
+    OwnLlama,
+    begin_dropout,
+    default_group,
+    save_memory,
+    sharing_of,
+)
 from minimegatron.context import Context, MicroBatch, params_dtype
 from minimegatron.errors import UserError
 from minimegatron.grid import groups_along, make_group
@@ -86,6 +93,7 @@ class OwnPipeline(OwnLlama):
     def forward(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
         """Run a step, which leaves gradients; return the mean loss of its micro-batches (fp32)."""
         self.steps += 1
+        scale = 1.0 if self.scaler is None else float(self.scaler.scale)  # of the backward passes
         # The stages in the middle have neither tokens nor labels.
         data = [SimpleNamespace(dropout=batch.dropout, **{
             name: None if (one := getattr(batch, name)) is None else one.t()
@@ -93,31 +101,22 @@ class OwnPipeline(OwnLlama):
         recorded = nullcontext() if self.timeline is None else self.timeline.step(self.steps)
         with default_group(self.world):
             with recorded:
-                loss = self.pipeline.run(self.program, data, self.weights)
+                loss = self.pipeline.run(self.program, data, [scale * one for one in self.weights])
             # The last stage alone has a loss, and every rank logs it.
-            loss = self.anchor.detach().clone() if loss is None else loss.detach().float()
+            loss = self.anchor.detach().clone() if loss is None else loss.detach().float() / scale
             dist.all_reduce(loss, group=self.ctx.grid.links["F"])
         return loss + 0 * self.anchor
 
-    def clip(self, parameters: Iterable[nn.Parameter], largest: float) -> torch.Tensor:
-        """Complete the gradients of a stage, and clip those of the whole model.
-
-        Args:
-            parameters: those of this rank, or with ZeRO-1 its shards.
-            largest: the largest norm.
-
-        Returns the norm before clipping, one element.
-        """
-        parameters = list(parameters)
-        with default_group(self.world):
-            if self.ctx.config.zero_stage:  # every element is on one rank of all
-                return pieces.load("clipping").clip_grad_norm(parameters, largest)
-            pieces.load("heads").finish_gradients(parameters, self.region)
-            if self.tied is not None:
+    def finish_gradients(self) -> None:
+        """Sum the gradients that are terms, those of the two ends included."""
+        super().finish_gradients()
+        if self.tied is not None:
+            with default_group(self.world):
                 self.tied.finish()
-            model = self.ctx.grid.model
-            sharing = SimpleNamespace(group=model.process_group, rank=model.index, size=model.size)
-            return pieces.load("grad_norm").clip_grad_norm(parameters, largest, sharing)
+
+    @property
+    def sharing(self) -> object:
+        return sharing_of(self.ctx.grid.model.process_group)
 
     def _build(self, shape: SimpleNamespace) -> nn.Module:
         make, pp = pieces.load("llama_stage").LlamaStage, self.ctx.grid.pp

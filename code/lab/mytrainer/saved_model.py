@@ -40,6 +40,10 @@ def open_own(root: Path) -> SavedModel:
     weights = {name.removeprefix(PREFIX): shard[part].view(shape)
                for (names, layout), sizes, shard in zip(whole, shapes, shards, strict=True)
                for name, shape, part in zip(names, sizes, layout.parts(0), strict=True)}
+    if "embedding.weight" in weights:  # your own Llama
+        from lab.mytrainer.own_checkpoints import trainer_weights
+
+        weights = trainer_weights(weights, saved["flags"])
     return whole_model(root, {**saved["flags"], **saved["text"]}, weights)
 
 

@@ -101,7 +101,7 @@ REFUSED = {
         "--multi-latent-attention --q-lora-rank --kv-lora-rank --qk-head-dim --qk-pos-emb-head-dim "
         "--v-head-dim --rotary-scaling-factor --mscale --mscale-all-dim --cache-mla-latents",
     "the trainer has no such attention":
-        "--attention-backend --softmax-type --window-size --window-attn-skip-freq --qk-layernorm "
+        "--attention-backend --softmax-type --window-size --window-attn-skip-freq "
         "--qk-l2-norm --add-qkv-bias --apply-query-key-layer-scaling",
     "the trainer has learned and rotary position embeddings, without variants":
         "--use-rotary-position-embeddings --no-position-embedding --relative-attention-* "

@@ -117,6 +117,8 @@ class ModernBlock:
         1.0, "fraction of each head that rope rotates", affects=SHAPE, bounds=POSITIVE)
     normalization: str = flag("LayerNorm", "normalization before attention, MLP, and output layer",
                               choices=("LayerNorm", "RMSNorm"), affects=SHAPE)
+    qk_layernorm: bool = flag(
+        False, "normalize the queries and keys of each head", affects=SHAPE)
 
     @property
     def replicates_query_groups(self) -> bool:

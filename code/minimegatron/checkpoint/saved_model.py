@@ -89,14 +89,15 @@ def saved_model(folder: Path) -> SavedModel:
 
 def whole_model(source: Path, args: Mapping[str, Any], weights: Mapping[str, torch.Tensor]
                 ) -> SavedModel:
-    """Return a model whose unpartitioned parameters are in memory, under the trainer's names."""
+    """Return a model with whole parameters, in memory or mapped, under the trainer's names."""
     def part(tp: Group, name: str, spec: ParamSpec) -> torch.Tensor:
         full = weights[name]
         if missing := spec.full_shape[0] - len(full):  # rows of padding, which are never chosen
             full = torch.cat([full, full[-1:].expand(missing, -1)])
         blocks = full.chunk(spec.blocks) if spec.blocks > 1 else [full]
         parts = [partition_of(block, spec.partition_dim, tp) for block in blocks]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        # A copy, so that no view keeps the whole parameter in memory.
+        return torch.cat(parts) if len(parts) > 1 or tp.size > 1 else parts[0]
 
     return SavedModel(source, args, len(weights[WORDS]), 1, weights[WORDS].dtype, part)
 

@@ -1,11 +1,10 @@
 """GPT as a list of layers, of which each pipeline stage takes a contiguous slice.
 
 A pre-norm transformer with learned positions and tied embeddings (GPT-2) unless flags replace its
-parts with those of Llama or Nemotron-4, in Megatron's layout [s, b, h] and with Megatron core's
-parameter names. Shapes use the papers' letters: s sequence
-length, b micro-batch size, h hidden size, a attention heads, d size of a head, V padded vocabulary,
-t tensor-parallel ranks. With sequence parallelism, hidden states are [s/t, b, h] wherever a
-docstring says [s, b, h].
+parts with those of Llama, Qwen3, or Nemotron-4, in Megatron's layout [s, b, h] and with Megatron
+core's parameter names. Shapes use the papers' letters: s sequence length, b micro-batch size, h
+hidden size, a attention heads, d size of a head, V padded vocabulary, t tensor-parallel ranks. With
+sequence parallelism, hidden states are [s/t, b, h] wherever a docstring says [s, b, h].
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from minimegatron.model.linear import embedding_lookup
 from minimegatron.model.parameters import ParamSpec, add_parameters, initialize_parameters
 from minimegatron.model.tensor_parallel import (
     ColumnParallelLinear,
+    Norm,
     RowParallelLinear,
     VocabParallelEmbedding,
     make_tensor_parallel,
@@ -32,26 +32,6 @@ from minimegatron.model.tensor_parallel import (
 
 if TYPE_CHECKING:
     from minimegatron.model.fp8 import Fp8
-
-
-class Norm(nn.Module):
-    """Layer normalization over h, or RMSNorm, which has neither a mean nor a bias.
-
-    Every tensor-parallel rank holds a copy of its parameters [h].
-    """
-
-    def __init__(self, ctx: Context) -> None:
-        super().__init__()
-        self.epsilon, shape = ctx.config.layernorm_epsilon, (ctx.config.hidden_size,)
-        is_rms = ctx.config.normalization == "RMSNorm"
-        add_parameters(self, ctx, weight=ParamSpec(shape, init_value=1.0),
-                       bias=None if is_rms else ParamSpec(shape))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalize x [s, b, h] to the same shape."""
-        if self.bias is None:
-            return ops.rms_norm(x, self.weight, self.epsilon)
-        return ops.layer_norm(x, self.weight, self.bias, self.epsilon)
 
 
 class Embedding(nn.Module):
@@ -111,16 +91,16 @@ class TransformerLayer(nn.Module):
 
     def __init__(self, ctx: Context, number: int, mask: torch.Tensor | None,
                  fp8: Fp8 | None = None) -> None:
-        """Create layer `number` of the whole model, counted from 1.
-
-        All layers share one causal mask [1, s, s]; flash attention needs none. With FP8 state, the
-        linear layers' GEMMs are in FP8.
-        """
+        """Create layer `number` of the whole model, counted from 1. All layers share one causal
+        mask [1, s, s]; flash attention needs none. With FP8 state, GEMMs are in FP8."""
         super().__init__()
         self.number, self.dropout_p = number, ctx.config.hidden_dropout
-        self.tp = make_tensor_parallel(ctx)
+        self.tp, attention = make_tensor_parallel(ctx), Attention
+        if ctx.config.qk_layernorm:
+            from minimegatron.model.qk_layernorm import NormalizedAttention as attention
+
         self.input_layernorm = Norm(ctx)
-        self.self_attention = Attention(ctx, number, mask, fp8)
+        self.self_attention = attention(ctx, number, mask, fp8)
         self.pre_mlp_layernorm = Norm(ctx)
         self.mlp = MLP(ctx, fp8)
 
@@ -207,4 +187,3 @@ class Stage(nn.Module):
         labels = batch.labels.t().contiguous()
         losses = vocab_parallel_cross_entropy(logits.float(), labels, self.tp.group)
         return (losses * batch.loss_mask.t()).sum()
-

@@ -1,4 +1,4 @@
-"""Tensor parallelism: the matrices of one layer, partitioned across ranks.
+"""Tensor parallelism: the matrices of one layer, partitioned across ranks, and its norms' copies.
 
 Shoeybi et al. 2019, section 3: a column-parallel linear layer is followed by a row-parallel one, so
 everything between them (attention heads, the MLP's hidden units) needs no communication. Two
@@ -36,6 +36,26 @@ def make_tensor_parallel(ctx: Context) -> TensorParallel:
     from minimegatron.model.sequence_parallel import SequenceParallel
 
     return SequenceParallel(ctx)
+
+
+class Norm(nn.Module):
+    """Layer normalization over h, or RMSNorm, which has neither a mean nor a bias.
+
+    Every tensor-parallel rank holds a copy of its parameters [h].
+    """
+
+    def __init__(self, ctx: Context) -> None:
+        super().__init__()
+        self.epsilon, shape = ctx.config.layernorm_epsilon, (ctx.config.hidden_size,)
+        is_rms = ctx.config.normalization == "RMSNorm"
+        add_parameters(self, ctx, weight=ParamSpec(shape, init_value=1.0),
+                       bias=None if is_rms else ParamSpec(shape))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalize x [s, b, h] to the same shape."""
+        if self.bias is None:
+            return ops.rms_norm(x, self.weight, self.epsilon)
+        return ops.layer_norm(x, self.weight, self.bias, self.epsilon)
 
 
 class ColumnParallelLinear(nn.Module):

@@ -45,7 +45,7 @@ def shape_of(config: Config, vocab_size: int) -> Gpt:
                0 if config.position_embedding_type == "rope" else config.max_position_embeddings,
                config.num_query_groups if config.group_query_attention else None, config.swiglu,
                not config.untie_embeddings_and_output_weights, config.add_bias_linear,
-               config.normalization == "LayerNorm")
+               config.normalization == "LayerNorm", config.qk_layernorm)
 
 
 def model_flops(config: Config, vocab_size: int) -> float:

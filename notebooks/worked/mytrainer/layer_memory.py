@@ -7,7 +7,8 @@ def saved_bytes(shape, s, b, region_size, sequence_parallel, recompute_core, wid
     Args:
         shape: that of the model, as for Llama; its dropout is 0.
         s: the sequence length, divisible by region_size.
-        b: the number of samples, at least 2.
+        b: the number of samples; at least 2 if the core's GEMMs save their operands (no FlashAttention, no
+            recomputation).
         region_size: the number of ranks that share the layer; divides the number of heads.
         sequence_parallel: whether each rank has s/t positions outside the region.
         recompute_core: whether the core of attention is recomputed in the backward pass.

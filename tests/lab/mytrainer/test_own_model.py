@@ -8,7 +8,8 @@ import pytest
 from lab.mytrainer import flags as ours
 from lab.mytrainer import gain
 from minimegatron.errors import UserError
-from tests.lab.mytrainer.conftest import MODEL, TRAINING
+from tests.lab.mytrainer.conftest import FP16, MODEL, SCALED, TRAINING
+from tests.lab.mytrainer.test_checkpoints import generated
 
 pytestmark = pytest.mark.slow
 
@@ -22,10 +23,13 @@ TP2, TP4 = "--tensor-model-parallel-size 2 ", "--tensor-model-parallel-size 4 "
 
 
 @pytest.fixture(scope="session")
-def llama(train, dataset):
-    """Loss and gradient norm of pretrain_gpt.py on one rank."""
-    run = train(f"{STEPS}{LLAMA}{GROUPS}--micro-batch-size 2", base=MODEL + dataset.flags)
-    return run.column("lm loss"), run.column("grad norm")
+def llama(train, dataset, tmp_path_factory):
+    """Loss and gradient norm of pretrain_gpt.py on one rank, and its model after two steps."""
+    folder = tmp_path_factory.mktemp("llama")
+    run = train(f"{STEPS}{LLAMA}{GROUPS}--micro-batch-size 2 --save {folder} --save-interval 2",
+                base=MODEL + dataset.flags)
+    (folder / "latest_checkpointed_iteration.txt").write_text("2")
+    return run.column("lm loss"), run.column("grad norm"), folder
 
 
 @pytest.mark.parametrize(("flags", "ranks", "rel"), [
@@ -36,6 +40,7 @@ def llama(train, dataset):
         (TP2 + "--async-tensor-model-parallel-allreduce", 2, 1e-5),
         (TP2 + "--use-flash-attn", 2, 1e-5), (TP2 + "--bf16", 4, 3e-3),
         (TP2 + "--recompute-granularity full --recompute-method uniform", 2, 1e-5),
+        (TP2 + "--sequence-parallel --use-distributed-optimizer", 4, 1e-5),
         (TP2 + "--recompute-granularity full --recompute-method block", 2, 1e-5),
         ("--own-model --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads", 2, 1e-5)
     ))])
@@ -90,11 +95,13 @@ def test_a_wrong_gradient_is_seen_in_the_norm(my_trainer, student, dataset, piec
 
 BASE = f"--lr 1e-3 {MODEL}{LLAMA}{GROUPS}--micro-batch-size 2 --train-iters 1 --eval-iters 0 "
 REFUSED = [
-    (TP2 + "--fp16", "--fp16 with --tensor-model-parallel-size 2: your own model does not support "
-     "it; nearest: leave out --fp16"),
-    (TP2 + "--save x --save-interval 1", "--save x with --tensor-model-parallel-size 2: your own "
-     "model"),
-    (TP2 + "--use-distributed-optimizer", "the files of lab 08 shard parameters over all ranks"),
+    (TP2 + "--bf16 --fp8-format hybrid --fp8-recipe tensorwise", "--fp8-format hybrid with "
+     "--tensor-model-parallel-size 2: the regions' columns and your RowParallelLinear compute its "
+     "linear layers, and not the Linear of fp8.py; nearest: leave out --fp8-format hybrid"),
+    (TP2 + "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads", "needs whole "
+     "gradients after the last backward pass; only --data-parallel-sharding-strategy optim"),
+    (TP4 + "--use-distributed-optimizer", "--use-distributed-optimizer: the ranks share one "
+     "replica of the model, so each would own everything; nearest: start 8 ranks"),
     (TP2 + "--sequence-parallel --async-tensor-model-parallel-allreduce", "no layer all-reduces"),
     (TP2 + "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2",
      "--recompute-num-layers 2 with --tensor-model-parallel-size 2: your own layers are recomputed "
@@ -142,6 +149,50 @@ def test_predicted_layer_memory_is_what_is_counted(my_trainer, student, dataset,
                                    r"mytrainer/layer_memory.py predicts ([\d.]+) MB",
                                    run.out).groups()
     assert float(predicted) == pytest.approx(float(counted), abs=0.011)
+
+
+def test_fp16_skips_the_trainer_s_steps_on_all_ranks(my_trainer, student, train, dataset):
+    """An overflow on one rank is one on the ranks that share its layers, too."""
+    student.solve(*FILES, "ddp", "precision", "unscale", "scaler", "new/train")
+    flags = (f"{MODEL}{SCALED}{LLAMA}{GROUPS}{dataset.flags} {FP16}--train-iters 8 "
+             "--lr-decay-iters 20 ")
+    right = train(flags, base="")
+    run = my_trainer(f"{flags}{TP2}--sequence-parallel", 4)
+    scales = run.column("loss scale")
+    assert scales == right.column("loss scale") and len(set(scales)) > 1
+    assert run.column("lm loss") == pytest.approx(right.column("lm loss"), rel=1e-3)
+
+
+CHAINS = [(TP2 + "--sequence-parallel --use-distributed-optimizer", 4, TP2, 2)]
+MORE = [(TP2, 4, "--own-model --use-distributed-optimizer", 2), ("--own-model", 0, TP4, 4),
+        ("--own-model --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params", 2,
+         TP2 + "--use-distributed-optimizer", 4)]
+
+
+@pytest.mark.parametrize(("before", "ranks", "after", "then"), [
+    *CHAINS, *(pytest.param(*one, marks=pytest.mark.stress) for one in MORE)])
+def test_another_layout_resumes_and_generates_text(
+        my_trainer, student, dataset, llama, tmp_path, before, ranks, after, then):
+    """Two steps in one layout, and two in another. The saved model writes the trainer's text."""
+    student.solve(*FILES, "ddp", "shards", "zero", "zero2", "zero3", "clipping", "reshard")
+    base = f"{MODEL}{STEPS}{LLAMA}{GROUPS}--micro-batch-size 2 {dataset.flags} "
+    my_trainer(f"{base}{before} --train-iters 2 --save {tmp_path}/saved --save-interval 2", ranks)
+    run = my_trainer(f"{base}{after} --load {tmp_path}/saved", then)
+    assert "successfully loaded checkpoint" in run.out
+    assert run.column("lm loss") == pytest.approx(llama[0][2:], rel=1e-5)
+    assert run.column("grad norm") == pytest.approx(llama[1][2:], abs=1.01e-3)
+    text, right = (generated(folder, student) for folder in (tmp_path / "saved", llama[2]))
+    assert text == right and text.startswith("import os")
+
+
+def test_another_padding_of_the_vocabulary_names_the_flag_that_fits(
+        my_trainer, student, dataset, tmp_path):
+    student.solve(*FILES, "shards", "reshard")
+    flags = f"{BASE}{dataset.flags} --own-model "
+    my_trainer(f"{flags}--make-vocab-size-divisible-by 96 --save {tmp_path} --save-interval 1")
+    run = my_trainer(f"{flags}--make-vocab-size-divisible-by 100 --load {tmp_path}", code=1)
+    assert re.search(r"its vocabulary was padded to ([\d,]+) tokens, and this run's to [\d,]+; "
+                     r"nearest: --make-vocab-size-divisible-by \d+", run.err)
 
 
 def test_a_missing_file_names_its_lab(my_trainer, student, dataset):

@@ -11,7 +11,7 @@ from lab.mytrainer import selfcheck
 from lab.mytrainer.pieces import PIECES
 from minimegatron.errors import UserError
 from pipeline_schedules import Action, timeline_of, to_text, zbv
-from tests.lab.mytrainer.conftest import MODEL, TRAINING
+from tests.lab.mytrainer.conftest import FP16, MODEL, SCALED, TRAINING
 from tests.lab.mytrainer.test_own_model import FILES as LLAMA_FILES
 from tests.lab.mytrainer.test_own_model import GROUPS, LLAMA
 
@@ -51,7 +51,9 @@ STRESS = pytest.mark.stress
         (TIED, PP2 + TP2, 4, 1e-5),
         (LLAMA, PP2 + "--balance 1-3 --recompute-granularity full --recompute-method uniform", 2,
          1e-5),
-        (LLAMA, PP2 + ZERO, 4, 1e-5), (LLAMA, PP2 + "--bf16", 4, 3e-3)))])
+        (LLAMA, PP2 + ZERO, 4, 1e-5),
+        (TIED, PP2 + TP2 + ZERO + "--sequence-parallel", 8, 1e-5),
+        (LLAMA, PP2 + "--bf16", 4, 3e-3)))])
 def test_losses_and_gradient_norms_are_the_trainers(
         my_trainer, student, dataset, right, model, flags, ranks, rel):
     student.solve(*FILES, "p2p", "tied", "gpipe", "one_f_one_b", "interleaved", "grid",
@@ -62,6 +64,33 @@ def test_losses_and_gradient_norms_are_the_trainers(
     assert run.column("lm loss") == pytest.approx(right[model][0], rel=rel)
     assert run.column("grad norm") == pytest.approx(right[model][1], abs=1.01e-3 if rel < 1e-4 else
                                                     0.03)
+
+
+def test_fp16_skips_the_steps_of_one_rank_on_all_stages(my_trainer, student, train, dataset):
+    student.solve(*FILES, "p2p", "one_f_one_b", "ddp", "precision", "unscale", "scaler",
+                  "new/train")
+    flags = (f"{DEEP}{SCALED}{LLAMA}{GROUPS}{dataset.flags} {FP16}--train-iters 6 "
+             "--lr-decay-iters 20 ")
+    right = train(flags, base="")
+    run = my_trainer(flags + PP2, 2)
+    scales = run.column("loss scale")
+    assert scales == right.column("loss scale") and len(set(scales)) > 1
+    assert run.column("lm loss") == pytest.approx(right.column("lm loss"), rel=1e-3)
+
+
+@pytest.mark.parametrize(("before", "ranks", "after", "then"), [
+    (PP2 + ZERO, 4, PP2 + TP2, 4), *(pytest.param(*one, marks=STRESS) for one in (
+        (PP2 + TP2 + ZERO + "--num-layers-per-virtual-pipeline-stage 1", 8, PP2, 2),
+        (PP4, 4, PP2 + ZERO, 4)))])
+def test_other_stages_resume(
+        my_trainer, student, dataset, right, tmp_path, before, ranks, after, then):
+    student.solve(*FILES, "p2p", "one_f_one_b", "interleaved", "tied", "ddp", "shards", "zero",
+                  "clipping", "reshard")
+    base = f"{DEEP}{STEPS}{TIED}{GROUPS}--micro-batch-size 2 {dataset.flags} "
+    my_trainer(f"{base}{before} --train-iters 2 --save {tmp_path} --save-interval 2", ranks)
+    run = my_trainer(f"{base}{after} --load {tmp_path}", then)
+    assert run.column("lm loss") == pytest.approx(right[TIED][0][2:], rel=1e-5)
+    assert run.column("grad norm") == pytest.approx(right[TIED][1][2:], abs=1.01e-3)
 
 
 def test_the_timeline_of_a_step_shows_the_stages(my_trainer, student, dataset, tmp_path):
@@ -118,9 +147,9 @@ REFUSED = [
      "2: your executor runs all backward passes of a step in one call; nearest: leave out "
      "--overlap-grad-reduce"),
     (LLAMA + ZERO.replace("optim", "optim_grads"), "only the optimizer state can be sharded"),
-    (LLAMA + TP2 + "--use-distributed-optimizer", "ZeRO-1 needs stages of one rank"),
-    (TIED + "--use-distributed-optimizer", "and two matrices at the ends"),
-    (LLAMA + "--fp16", "--fp16 with --pipeline-model-parallel-size 2: your own model does not"),
+    (LLAMA + TP2 + "--use-distributed-optimizer", "the ranks share one replica of the model"),
+    (LLAMA + "--samples-per-rank 2,2,0,0", "--samples-per-rank 2,2,0,0 with "
+     "--pipeline-model-parallel-size 2: unequal shares need ranks that each have a whole replica"),
     (LLAMA + "--hidden-dropout 0.1 --recompute-granularity full --recompute-method uniform",
      "with --hidden-dropout 0.1, a recomputed layer would have the masks of another micro-batch"),
     (LLAMA + "--balance 3-2", "--balance 3-2 adds up to 5 layers"),

@@ -173,7 +173,7 @@ def test_virtual_gpus_have_nothing_to_save(student, dataset, tmp_path):
 
 @pytest.mark.parametrize(("flags", "ranks", "message"), [
     (OPTIM, 1, "--data-parallel-sharding-strategy optim: there is one rank, which would own "
-     "everything; nearest: start two ranks"),
+     "everything; nearest: start 2 ranks"),
     ("--use-distributed-optimizer", 1, "--use-distributed-optimizer: there is one rank"),
     (GRADS + "--ring-all-reduce", 2, "--ring-all-reduce with --data-parallel-sharding-strategy "
      "optim_grads: mytrainer/zero.py reduce-scatters gradients with the library; nearest: leave "

@@ -264,6 +264,11 @@ class Loss(torch.autograd.Function):
 def cross_entropy(logits, labels, first, region):
     return Loss.apply(logits, labels, first, region)
 
+# %% answer="statistic" style="how far the ranks' weights are apart, on average over all parameters"
+def statistic(first):
+    one, other = first
+    return sum((one[name] - weight).abs().mean().item() for name, weight in other.items()) / len(other)
+
 # %% answer="randomness" style="SHA-256, parts that are narrowed, and masks of the whole sequence"
 %%writefile mytrainer/randomness.py
 import hashlib

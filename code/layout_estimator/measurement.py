@@ -137,8 +137,10 @@ def chunk_cost(ctx: RepresentativeContext, vocab_size: int, chunk: int, split: b
     layers = config.layers_per_chunk[virtual_stage]
     is_last = virtual_stage == len(config.layers_per_chunk) - 1
     start = sum(config.layers_per_chunk[:virtual_stage])
-    # Layers that are recomputed in groups, or of which some are in bf16, do not all cost the same.
-    differ = 0 < layers_in_bf16(config, virtual_stage) < layers or (
+    # Layers that are recomputed in groups, or of which some are offloaded or in bf16, do not all
+    # cost the same.
+    differ = bool(config.cpu_offloading_num_layers) or (
+        0 < layers_in_bf16(config, virtual_stage) < layers) or (
         config.recompute_granularity == "full" and (
             config.recompute_method == "block" or config.recompute_num_layers > 1))
 

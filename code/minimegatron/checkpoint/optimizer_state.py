@@ -12,12 +12,17 @@ MAIN = "fp32_from_fp16_params"  # Megatron's name, also under --bf16
 SHARDED = (*MOMENTS, MAIN)  # the states that the distributed optimizer shards
 
 
-def optimizer_state(optimizer: Optimizer) -> dict:
-    """Return the optimizer's unsharded state; every replica must call it."""
+def optimizer_state(optimizer: Optimizer, writes: bool = True) -> dict:
+    """Return the optimizer's unsharded state, in host memory; every replica must call it.
+
+    A replica that does not write it keeps nothing of what is gathered.
+    """
     ddp, scaler = optimizer.ddp, optimizer.scaler
-    state = {"step": optimizer.steps,
-             **{name: ddp.named_views(ddp.unshard(shard))
-                for name, shard in optimizer_shards(optimizer).items()}}
+    state = {"step": optimizer.steps}
+    for name, shard in optimizer_shards(optimizer).items():
+        whole = ddp.unshard(shard)
+        if writes:  # the device has room for one of them at a time
+            state[name] = ddp.named_views(whole.cpu())
     if scaler is not None:
         state["grad_scaler"] = scaler_state(scaler)
     return state

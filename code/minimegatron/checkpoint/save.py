@@ -142,10 +142,11 @@ def shard_files(ctx: Context, model: nn.Module, optimizer: Optimizer, learning_r
     Every rank must enter it, because sharded state is gathered; of the ranks that hold the same
     part, all but one get no files. Arguments as in `save`.
     """
-    moments = None if ctx.config.no_save_optim else optimizer_state(optimizer)
+    config, writes = ctx.config, ctx.grid.writes_shard
+    moments = None if config.no_save_optim else optimizer_state(optimizer, writes)
     with optimizer.ddp.full_params():
         files = {}
-        if ctx.grid.writes_shard:
+        if writes:
             name = shard_file(ctx)
             files[name] = shard_state(ctx, model, learning_rate, progress, padded_vocab_size)
             if moments is not None:

@@ -62,9 +62,7 @@ class LayerActivations:
         return self.places[key]
 
     def unpack(self, packed: torch.Tensor | int) -> torch.Tensor:
-        if isinstance(packed, torch.Tensor):
-            return packed
-        return self.arriving[packed].tensor
+        return self.arriving[packed].tensor if isinstance(packed, int) else packed
 
     def free(self) -> None:
         """Free the device's memory once it has been copied, after the next layer's forward pass."""
@@ -72,13 +70,11 @@ class LayerActivations:
         self.on_device.clear()
 
     def fetch(self) -> None:
-        """Start to copy everything back, unless that has been done."""
-        if not self.arriving:
-            self.arriving = [self.copies.upload(copy.tensor) for copy in self.on_host]
+        """Start to copy everything back."""
+        self.arriving = [self.copies.upload(copy.tensor) for copy in self.on_host]
 
     def use(self) -> None:
         """Wait until everything is back, before the layer's backward pass."""
-        self.fetch()
         self._wait(self.arriving)
 
     def release(self) -> None:

@@ -3,7 +3,7 @@
 On the CPU, host memory is the device's own: tensors are copied there at once, and optimizer state
 stays where it is. Virtual GPUs model the time of the copies (device/virtual.py).
 
-Only the flags that offload import this file.
+Only the flags that offload, and virtual GPUs, import this file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Compare the trainer's estimates of fully sharded data parallelism with published measurements.
 
-    python -m benchmarks.sharding      prints the table of benchmarks/results/sharding.md
+    python -m benchmarks.sharding      prints the tables of benchmarks/results/sharding.md
 
 The rows are those of other programs in benchmarks/published that the trainer's flags can express:
 Llama under FSDP, without recomputation or with full recomputation. Nothing was fitted to them with
@@ -17,14 +17,21 @@ from benchmarks.accuracy.rows import RowSet, card_of, cluster_of, load_sets, pub
 from benchmarks.accuracy.trainer import estimator
 from minimegatron.arguments import parse_arguments
 from minimegatron.data.vocabulary import pad_vocab_size
+from minimegatron.formulas import Gpt, step_flops, teraflops
 from virtualgpu.core import stacks
 
 SETS = ("torchtitan_a100", "fms_fsdp_a100", "kempner_h200")
-FLAGS = """--swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear
-    --untie-embeddings-and-output-weights --use-flash-attn --attention-dropout 0 --hidden-dropout 0
-    --bf16 --timing-log-level 0 --use-megatron-fsdp --data-parallel-sharding-strategy
-    optim_grads_params --overlap-grad-reduce --overlap-param-gather --lr 1e-4 --train-iters 1
-    --data-path - --vocab-file - --merge-file -"""
+SHARDED = """--attention-dropout 0 --hidden-dropout 0 --bf16 --timing-log-level 0
+    --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params --overlap-grad-reduce
+    --overlap-param-gather --lr 1e-4 --train-iters 1 --data-path - --vocab-file - --merge-file -"""
+FLAGS = f"""--swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear
+    --untie-embeddings-and-output-weights --use-flash-attn {SHARDED}"""
+# Zhao et al. 2023, section 5.4: TFLOPS per A100 for GPT-175B (minGPT) on up to 512 of them, by the
+# sequences of 2,048 tokens per GPU, with full sharding, prefetching, and recomputation.
+PAPER, PAPER_GPUS, PAPER_VOCABULARY = {1: 173, 2: 186}, 512, 50_000
+PAPER_FLAGS = f"""--num-layers 96 --hidden-size 12288 --num-attention-heads 96 --seq-length 2048
+    --max-position-embeddings 2048 --untie-embeddings-and-output-weights
+    --recompute-granularity full --recompute-method uniform {SHARDED}"""
 SIZES = {"--num-layers": "layers", "--hidden-size": "hidden", "--num-attention-heads": "heads",
          "--ffn-hidden-size": "inner", "--seq-length": "sequence",
          "--max-position-embeddings": "sequence", "--micro-batch-size": "micro_batch"}
@@ -70,6 +77,21 @@ def seconds(rows: RowSet, row: Mapping, own_stack: bool) -> float:
     return model.estimate(config, pad_vocab_size(row["vocabulary"], 128, 1)).seconds
 
 
+def paper_rows() -> Iterator[tuple[int, float, float, float]]:
+    """Yield sequences per GPU, the published TFLOPS, and the modeled ones, which count a layer's
+    recomputation, or do not."""
+    card = stacks.card_under("a100-80gb", "torch-eager-fsdp")
+    for sequences, published in PAPER.items():
+        flags = [*PAPER_FLAGS.split(), "--micro-batch-size", str(sequences)]
+        config = parse_arguments(flags, {"RANK": "0", "WORLD_SIZE": str(PAPER_GPUS)})
+        vocabulary = pad_vocab_size(PAPER_VOCABULARY, 128, 1)
+        estimate = estimator(card, "infiniband:8x200gbit", 8).estimate(config, vocabulary)
+        gpt = Gpt(96, 12288, 96, 2048, vocabulary)
+        yield sequences, published, *(
+            teraflops(step_flops(gpt, sequences, recompute), estimate.seconds)
+            for recompute in ("full", None))
+
+
 def main() -> None:
     sets = {rows.name: rows for rows in load_sets()}
     errors: dict[str, list[float]] = {"stack of the row": [], "trainer's own": []}
@@ -87,6 +109,11 @@ def main() -> None:
     for stack, collected in errors.items():
         print(f"\n{stack}: mean absolute error {mean(map(abs, collected)):.1%}, "
               f"bias {mean(collected):+.1%}")
+    print("\n| GPT-175B, sequences per GPU | published TFLOPS | with recomputation | without |")
+    print("|---|---|---|---|")
+    for sequences, published, *modeled in paper_rows():
+        cells = (f"{found:.0f} ({found / published - 1:+.1%})" for found in modeled)
+        print(f"| {sequences} | {published} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

@@ -137,8 +137,10 @@ def chunk_cost(ctx: RepresentativeContext, vocab_size: int, chunk: int, split: b
     layers = config.layers_per_chunk[virtual_stage]
     is_last = virtual_stage == len(config.layers_per_chunk) - 1
     start = sum(config.layers_per_chunk[:virtual_stage])
-    # Layers that are recomputed in groups, or of which some are in bf16, do not all cost the same.
-    differ = 0 < layers_in_bf16(config, virtual_stage) < layers or (
+    # Layers that are recomputed in groups, or of which some are offloaded or in bf16, do not all
+    # cost the same.
+    differ = bool(config.cpu_offloading_num_layers) or (
+        0 < layers_in_bf16(config, virtual_stage) < layers) or (
         config.recompute_granularity == "full" and (
             config.recompute_method == "block" or config.recompute_num_layers > 1))
 
@@ -183,9 +185,13 @@ def _measure_passes(ctx: RepresentativeContext, stage: Stage, chunk: int, split:
     begin_step(ctx, pipeline)
     batch = draw_micro_batch(ctx)
 
+    def run(kind: str, backlog: float) -> PassCost:
+        before = gathered_bytes(ddp)
+        cost = meter.run(partial(run_action, pipeline, Action(kind, 0, chunk), batch), backlog)
+        return replace(cost, gathered=gathered_bytes(ddp) - before)
+
     def passes(backlog: float = 0.0) -> dict[str, PassCost]:
-        return {kind: meter.run(partial(run_action, pipeline, Action(kind, 0, chunk), batch),
-                                backlog) for kind in kinds}
+        return {kind: run(kind, backlog) for kind in kinds}
 
     if gathers_fp8(ctx):  # the end of the last step has rounded the weights
         passes()
@@ -197,6 +203,11 @@ def _measure_passes(ctx: RepresentativeContext, stage: Stage, chunk: int, split:
         {kind: replace(later[kind], busy=saturated[kind].busy) for kind in kinds},
         {kind: replace(first[kind], busy=saturated[kind].busy - later[kind].latency
                        + first[kind].latency) for kind in kinds})
+
+
+def gathered_bytes(ddp: DistributedDataParallel) -> int:
+    """Return the bytes of sharded parameters that are complete on this rank now."""
+    return sum(ddp.full[unit].nbytes for unit in getattr(ddp, "gathered", ()))
 
 
 def stage_pipeline(ctx: RepresentativeContext, chunks: Sequence[Stage],

@@ -53,6 +53,7 @@ class StageAllocations:
         sent: the last sends of each queue, whose tensors the sender still holds.
         only_sent: sends whose tensors nothing but the queue holds.
         posted: number of posted receives whose tensors no action has consumed yet.
+        gathered: bytes of sharded parameters that are complete now, by chunk.
     """
 
     allocated: float
@@ -61,6 +62,7 @@ class StageAllocations:
     sent: dict[tuple[str, int], deque[Action]]
     only_sent: set[Action] = field(default_factory=set)
     posted: int = 0
+    gathered: dict[int, float] = field(default_factory=dict)
 
     def held(self) -> set[Action]:
         """Return the actions whose results the channels still hold."""
@@ -81,6 +83,7 @@ class PeakMemory(CostHandler):
         super().__init__(costs)
         # A scattered send is a view, so the sender holds the full tensor; a receive is only a part.
         self.sent_bytes, self.posted_bytes = activation_bytes(config), message_bytes(config)
+        self.reshards = config.reshard_after_forward  # else a pass frees its own chunk's
         self.stages = []
         for cost, reserved in zip(costs, workspaces, strict=True):
             allocated = (cost.step.state_bytes + reserved
@@ -94,11 +97,29 @@ class PeakMemory(CostHandler):
         memory, cost = self.stages[stage], self.pass_cost(stage, action)
         memory.posted -= source is not None  # its tensor now counts as memory of the pass
         messages = self.sent_bytes * len(memory.only_sent) + self.posted_bytes * memory.posted
-        memory.peak = max(memory.peak, memory.allocated + cost.peak + messages)
-        memory.allocated += cost.retained
+        extra = self._gather(memory, action, cost.gathered)
+        memory.peak = max(memory.peak, memory.allocated + cost.peak + extra + messages)
+        memory.allocated += cost.retained + extra
+        if self.reshards and action.kind != FORWARD:
+            memory.allocated -= sum(memory.gathered.values())
+            memory.gathered.clear()
         if action.kind == BACKWARD:  # the forward's output is no longer needed here
             memory.only_sent.add(replace(action, kind=FORWARD))
             memory.only_sent &= memory.held()
+
+    @staticmethod
+    def _gather(memory: StageAllocations, action: Action, size: float) -> float:
+        """Return how many bytes a pass gathers beyond what was measured.
+
+        A forward pass was measured without its parameters, and a backward pass with them.
+        """
+        if action.kind == FORWARD:
+            if action.chunk in memory.gathered:
+                return -size
+            if size:
+                memory.gathered[action.chunk] = size
+            return 0.0
+        return 0.0 if memory.gathered.pop(action.chunk, None) is not None else -size
 
     def send(self, stage: int, message: Message) -> None:
         memory, action = self.stages[stage], message.action

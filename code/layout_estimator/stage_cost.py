@@ -21,6 +21,8 @@ class PassCost:
         communication: seconds of `busy` spent waiting for collectives.
         retained: bytes that it allocates and does not free.
         peak: bytes allocated at its peak, beyond those allocated before it.
+        gathered: bytes of `retained` that are gathered parameters (ZeRO-3); negative if it frees
+            them. However many micro-batches are in flight, a chunk has them once.
     """
 
     host: float = 0.0
@@ -29,6 +31,7 @@ class PassCost:
     communication: float = 0.0
     retained: float = 0.0
     peak: float = 0.0
+    gathered: float = 0.0
 
     def plus(self, other: PassCost, times: float = 1) -> PassCost:
         """Return this cost plus `times` the other."""

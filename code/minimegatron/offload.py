@@ -17,7 +17,7 @@ from dataclasses import replace
 import torch
 
 from minimegatron.context import Context, params_dtype
-from minimegatron.device.device import HostTraffic
+from minimegatron.device.host_copies import HostTraffic
 from minimegatron.parallel.ddp import BufferRange
 
 CACHE_LINE = 16  # fp32 numbers; torch's kernel rounds differently in what is left of a last one
@@ -44,7 +44,8 @@ class HostPart:
             ranges: what this rank updates, in order.
             owned: elements of its shard, m.
         """
-        config, self.device = ctx.config, ctx.device
+        config, self.has_values = ctx.config, ctx.device.has_values
+        self.copies = ctx.device.host_copies()
         self.first = aligned(ranges, owned - int(config.offloaded_fraction * owned))
         elements = owned - self.first
         self.ranges = list(cut(ranges, self.first, owned))
@@ -58,8 +59,8 @@ class HostPart:
 
     def start(self, grads_of: Callable[[BufferRange], torch.Tensor]) -> None:
         """Start to copy the gradients of each range to the host, once they are clipped."""
-        self.device.start_download(self.traffic)
-        if self.device.has_values:
+        self.copies.start_update(self.traffic)
+        if self.has_values:
             self._grads = [grads_of(part).clone() for part in self.ranges]
 
     def finish(self, params: torch.Tensor, main_params: torch.Tensor | None,
@@ -71,7 +72,7 @@ class HostPart:
             main_params: the buffer of master weights [m], if there are any.
             adam: updates a range in place, given its weights and gradients.
         """
-        self.device.update_on_host(self.traffic)
+        self.copies.update(self.traffic)
         for part, grads in zip(self.ranges, self._grads, strict=False):
             weights = (params[part.params].clone() if main_params is None
                        else main_params[part.shard])

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from minimegatron.arguments import parse_arguments
-from minimegatron.checkpoint.optimizer_state import SHARDED, optimizer_state
+from minimegatron.checkpoint.optimizer_state import SHARDED, optimizer_shards, optimizer_state
 from minimegatron.context import Context
 from minimegatron.data.batches import Batches
 from minimegatron.device.device import CpuDevice
@@ -42,9 +42,25 @@ def take_steps(trainer: Trainer) -> dict:
     return {"iteration": progress.iteration, "loss and norm": seen, "after": state(trainer)}
 
 
+def unsharded_state(trainer: Trainer) -> dict:
+    """Return the optimizer's state with whole moments and master weights; all ranks must call it.
+    """
+    ddp = trainer.ddp
+    state = optimizer_state(trainer.optimizer, divided=True)
+    for kind, shard in optimizer_shards(trainer.optimizer).items():
+        buffer, start = shard.new_zeros(ddp.size), 0
+        for owned in ddp.owned:
+            end = start + owned.stop - owned.start
+            buffer[owned] = shard[start:end]
+            start = end
+        ddp.all_gather(buffer)
+        state[kind] = ddp.named_views(buffer)
+    return state
+
+
 def state(trainer: Trainer) -> dict[str, str]:
     """Return hashes of the unsharded parameters and of the optimizer's state."""
-    states = optimizer_state(trainer.optimizer)
+    states = unsharded_state(trainer)
     with trainer.ddp.full_params():
         parts = {"parameters": dict(trainer.model.named_parameters()),
                  **{name: states[name] for name in SHARDED if name in states}}
@@ -55,7 +71,7 @@ def state(trainer: Trainer) -> dict[str, str]:
 
 def whole_state(trainer: Trainer) -> dict[str, str]:
     """Return hashes of the whole model's parameters and states, put together from all ranks."""
-    grid, states = trainer.ctx.grid, optimizer_state(trainer.optimizer)
+    grid, states = trainer.ctx.grid, unsharded_state(trainer)
     specs = named_param_specs(trainer.model)
     with trainer.ddp.full_params():
         parts = {"parameters": dict(trainer.model.named_parameters()), **states}

@@ -1,5 +1,6 @@
 """Saved whole or not at all; resumed exactly; what is not a checkpoint is refused, not executed."""
 
+import math
 import pickle
 import resource
 import shutil
@@ -60,20 +61,25 @@ def test_resuming_is_exact_with_dropout_on(train, tmp_path, layout):
                    cwd=tmp_path / "iter_0000006")
 
 
-def test_what_replicas_divide_is_saved_whole(train, tmp_path):
-    """distrib_optim.pt serves any number of replicas, and none."""
+def test_every_replica_saves_what_it_owns(train, tmp_path):
+    """Its files serve any number of replicas, and none."""
     steps = "--global-batch-size 4 --train-iters 4 --log-interval 1 --eval-iters 0 --bf16 "
     whole = train(steps)
     save = f"--save {tmp_path} --load {tmp_path} --save-interval 100 "
     train(steps + save + "--exit-interval 2 --use-distributed-optimizer", 2)
     folder = tmp_path / "iter_0000002" / "mp_rank_00"
-    assert sorted(p.name for p in folder.iterdir()) == ["distrib_optim.pt", "model_optim_rng.pt"]
-    divided = torch.load(folder / "distrib_optim.pt", weights_only=True)
-    assert set(divided) == {"exp_avg", "exp_avg_sq", "fp32_from_fp16_params"}
+    names = ["distrib_optim_000.pt", "distrib_optim_001.pt"]
+    assert sorted(p.name for p in folder.iterdir()) == [*names, "model_optim_rng.pt"]
+    files = [torch.load(folder / name, weights_only=True) for name in names]
+    for file in files:
+        assert set(file["owned"]) == {"exp_avg", "exp_avg_sq", "fp32_from_fp16_params"}
+    elements = [sum(len(values) for _, _, values in file["owned"]["exp_avg"]) for file in files]
+    assert sum(elements) == sum(map(math.prod, files[0]["shapes"].values()))
+    assert abs(elements[0] - elements[1]) <= 64  # padding at the end of a bucket
     alone = train(steps + f"--load {tmp_path}")
     assert alone.column("lm loss") == pytest.approx(whole.column("lm loss")[2:], rel=5e-4)
-    (folder / "distrib_optim.pt").unlink()
-    assert "there is no iter_0000002/mp_rank_00/distrib_optim.pt" in train(
+    (folder / names[1]).unlink()
+    assert f"there is no iter_0000002/mp_rank_00/{names[1]}" in train(
         steps + f"--load {tmp_path}", code=1).err
 
 

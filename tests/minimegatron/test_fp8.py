@@ -183,7 +183,7 @@ LAYOUTS = {  # (ranks, layout): bounds
     (2, f"{TP} 2"): TENSOR, (2, f"{TP} 2 {SP}"): TENSOR,
     (2, f"{TP} 2 {SP} --tp-comm-overlap"): TENSOR}
 MORE = {(4, f"{PP2} {TP} 2 {SP}"): TENSOR, (4, f"{TP} 2 {SP}"): TENSOR,
-        (4, f"{TP} 4 {SP} --tp-comm-overlap"): TENSOR}
+        (4, f"{TP} 4 {SP} --tp-comm-overlap"): TENSOR | {"loss": 6e-4}}
 STEPS = 3
 
 
@@ -232,14 +232,14 @@ def test_weights_gathered_in_fp8_are_those_that_every_replica_would_round(recipe
 # Blocks need a wider model. Its weights are about 0.02, so Adam's first updates, each the sign of a
 # gradient, would be half as large at LR 1e-2, and multiply what rounds differently: the norms of
 # two tensor-parallel ranks differ by 0.1% before them and by 1.6% after (0.02% and 0.09% in bf16).
-WIDE = ("--hidden-size 256 --kv-channels 64 --micro-batch-size 8 --global-batch-size 16 --lr 1e-3 "
+WIDE = ("--hidden-size 256 --kv-channels 128 --micro-batch-size 8 --global-batch-size 16 --lr 1e-3 "
         "--min-lr 1e-4")
 
 
 @pytest.mark.stress
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe_on_up_to_four_ranks_equals_one_process(recipe, monkeypatch):
-    if recipe == "blockwise":
+    if recipe in ("blockwise", "mxfp8"):
         monkeypatch.setitem(globals(), "MODEL", WIDE)
     assert_layouts_agree(recipe, LAYOUTS | MORE)
 

@@ -1,11 +1,18 @@
-"""Optimizer state in host memory: the same training and the same checkpoints, and its flags.
+"""Optimizer state and activations in host memory: the same training and checkpoints, and flags.
 
 Its time and memory are in tests/virtualgpu/test_trainer_offload.py.
 """
 
-import pytest
+import weakref
+from functools import partial
 
+import pytest
+import torch
+from torch import nn
+
+from minimegatron.device.host_copies import HostCopies
 from minimegatron.errors import UserError
+from minimegatron.model.activation_offload import ActivationOffload
 from minimegatron.offload import cut
 from minimegatron.parallel.ddp import BufferRange, length
 from warmranks import run_ranks
@@ -23,9 +30,22 @@ MORE = ["", f"{FP16} poison", f"{Z2} --bf16 {OVERLAPS}", f"{Z3} {FP16} {OVERLAPS
         f"{Z1} --tensor-model-parallel-size 2 --sequence-parallel --bf16",
         f"{Z1} --clip-grad 0 --bf16", f"{Z3} --accumulate-allreduce-grads-in-fp32 {FP16}"]
 
+ACTIVATIONS = "--cpu-offloading-num-layers"
+# Of deeper models, whose first layers are offloaded.
+DEEP = [f"--num-layers 3 {flags}" for flags in (
+    f"{FP16} --use-flash-attn --attention-dropout 0 poison", f"{Z3} {OVERLAPS} --bf16")]
+MORE_DEEP = [f"--num-layers 3 {flags}" for flags in (
+    "", "frozen", f"{Z1} --position-embedding-type rope --swiglu --normalization RMSNorm",
+    "--tensor-model-parallel-size 2 --sequence-parallel --bf16", f"{Z2} --overlap-grad-reduce",
+    f"{Z3} --torch-fsdp2-no-reshard-after-forward", "--schedule zb-h1 --bf16",
+    "--tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap",
+    "--bf16 --fp8-format hybrid", f"{Z1} {OFFLOAD} --bf16",
+    "--group-query-attention --num-query-groups 2 --eod-mask-loss")]
 
-def assert_same(cases, ranks, offloads=(SOME, OFFLOAD)):
-    pairs = [(case, f"{case} {offload}") for case in cases for offload in offloads]
+
+def assert_same(offloads, ranks):
+    """Compare runs with and without offloading: {flags: the flags that offload}."""
+    pairs = [(case, f"{case} {offload}") for case, more in offloads.items() for offload in more]
     runs = list(dict.fromkeys(one for pair in pairs for one in pair))
     results = run_ranks(layout_steps.run, ranks, 3, runs, backend=None, timeout=500)
     for rank in results:
@@ -36,13 +56,64 @@ def assert_same(cases, ranks, offloads=(SOME, OFFLOAD)):
 
 def test_training_is_the_same_to_the_last_bit():
     """In 16 bits and fp32, with sharding, clipping, and a step that overflows."""
-    assert_same(CASES, 2, [SOME])
+    assert_same({**dict.fromkeys(CASES, (SOME,)), **dict.fromkeys(DEEP, (f"{ACTIVATIONS} 2",))}, 2)
 
 
 @pytest.mark.stress
 @pytest.mark.timeout(1200)
 def test_training_is_the_same_in_other_layouts():
-    assert_same([*CASES, *MORE], 4)
+    assert_same({**dict.fromkeys([*CASES, *MORE], (SOME, OFFLOAD)),
+                 **dict.fromkeys([*DEEP, *MORE_DEEP], (f"{ACTIVATIONS} 1", f"{ACTIVATIONS} 2"))}, 4)
+
+
+class Recorded(HostCopies):
+    """Counts the copies; those that come back are wrong if `garbled`."""
+
+    def __init__(self, garbled=False):
+        self.garbled, self.downloads, self.uploads = garbled, [], 0
+
+    def download(self, tensor):
+        self.downloads.append((weakref.ref(tensor), tensor.nbytes))
+        return super().download(tensor)
+
+    def upload(self, tensor):
+        self.uploads += 1
+        copy = super().upload(tensor)
+        return copy._replace(tensor=copy.tensor * 2) if self.garbled else copy
+
+    def on_device(self):
+        return sum(size for tensor, size in self.downloads if tensor() is not None)
+
+
+def gradient(copies, layers=4, offloaded=3, bytes_seen=None):
+    """Return the gradient of the input of layers that offload with `copies`."""
+    torch.manual_seed(1)
+    modules = [nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 8)) for _ in range(layers)]
+
+    def watched(layer, x):
+        if bytes_seen is not None:
+            bytes_seen.append(copies.on_device())
+        return layer(x)
+
+    x = torch.randn(5, 8, requires_grad=True)
+    offload = object.__new__(ActivationOffload)
+    offload.count, offload.copies = offloaded, copies
+    for module in modules:
+        module.forward = partial(watched, module.forward)
+    offload([partial(module) for module in modules], x).square().sum().backward()
+    return x.grad
+
+
+def test_activations_leave_the_device_and_are_what_the_backward_pass_reads():
+    copies, seen = Recorded(), []
+    assert torch.equal(gradient(copies, bytes_seen=seen), gradient(copies, offloaded=0))
+    # A layer saves its input and the activation, which two operations save; weights stay.
+    assert [size for _, size in copies.downloads] == 3 * [5 * 8 * 4, 5 * 32 * 4]
+    assert copies.uploads == len(copies.downloads)
+    each = 5 * (8 + 32) * 4
+    assert seen == [0, each, each, each]  # before each layer: those of the one before it
+    assert copies.on_device() == 0
+    assert not torch.equal(gradient(Recorded(garbled=True)), gradient(Recorded(), offloaded=0))
 
 
 @pytest.mark.slow
@@ -78,7 +149,11 @@ def test_the_two_parts_cover_each_range_once():
     (f"{OFFLOAD} --optimizer-offload-fraction 1.5", "must be from 0 to 1"),
     (f"{OFFLOAD} --optimizer-offload-fraction -0.5", "must be from 0 to 1"),
     ("--overlap-cpu-optimizer-d2h-h2d", "belongs to --optimizer-cpu-offload"),
-    (f"{OFFLOAD} --exp-avg-dtype bf16", "Adam with fp32 state")])
+    (f"{OFFLOAD} --exp-avg-dtype bf16", "Adam with fp32 state"),
+    (f"{ACTIVATIONS} 4", r"can be done only for layers less than 4; nearest: 3"),
+    (f"{ACTIVATIONS} -1", "must not be negative"),
+    (f"{ACTIVATIONS} 1 --pipeline-model-parallel-size 2", "no support for pipeline parallelism"),
+    (f"{ACTIVATIONS} 1 --recompute-activations", "does not work when activation recomputation")])
 def test_wrong_flags_are_refused_by_name(flags, why):
     with pytest.raises(UserError, match=why):
         config_of(flags)

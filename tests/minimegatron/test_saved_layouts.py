@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from minimegatron.checkpoint.files import Layout, SavedFiles
+from minimegatron.checkpoint.files import DividedState, Layout, SavedFiles
 from minimegatron.checkpoint.load import read_part
 from minimegatron.checkpoint.reshard import partition
 from minimegatron.errors import UserError
@@ -179,3 +179,28 @@ def test_another_padding_of_the_vocabulary_is_a_warning(make_context, saved, cap
 def test_a_folder_without_files_is_named(tmp_path):
     with pytest.raises(UserError, match=f"holds no mp_rank_\\*/{FILE}"):
         SavedFiles(tmp_path, with_optimizer=True)
+
+
+@pytest.mark.parametrize("change, found", [({"iteration": 7}, "(7, 1)"),
+                                           ({"iteration": 1, "replicas": 0}, "(1, 0)")])
+def test_a_replica_s_file_of_another_checkpoint_is_named(make_context, tmp_path, change, found):
+    trainer = Trainer(make_context(
+        f"--save {tmp_path} --save-interval 1 --use-distributed-optimizer"), 512, 0.0)
+    trainer.progress.iteration = 1
+    trainer.save()
+    folder = tmp_path / "iter_0000001"
+    path = folder / "mp_rank_00" / "distrib_optim_000.pt"
+    torch.save({**torch.load(path, weights_only=True), **change}, path)
+    assert refused(make_context, folder) == (
+        f"{path} and {folder}/mp_rank_00/{FILE} are of different checkpoints: iteration and "
+        f"replicas {found} and (1, 1); restore the files of one of them")
+
+
+def test_divided_state_is_put_together_in_order():
+    parts = [("a", 2, torch.tensor([3.0, 4.0])), ("b", 0, torch.tensor([5.0])),
+             ("a", 0, torch.tensor([1.0, 2.0]))]
+    state = DividedState({"a": [2, 2], "b": [1]}, parts)
+    assert state["a"].tolist() == [[1, 2], [3, 4]] and state["b"].tolist() == [5]
+    assert list(state) == ["a", "b"] and state.get("c") is None
+    with pytest.raises(RuntimeError):  # an element is missing: read_part names the folder
+        DividedState({"a": [2, 2]}, parts[:1])["a"]

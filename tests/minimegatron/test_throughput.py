@@ -154,6 +154,13 @@ def test_the_most_loaded_stage_counts(make_context):
     assert activations((2, 0, 0, 2, 0, 0), [3, 2, 1]) == 6 * layer
 
 
+def test_offloaded_layers_do_not_count_but_for_the_two_in_use(make_context):
+    config = replace(make_context(FLAGS + "--num-layers 4").config, layers_per_chunk=(6,))
+    none, some, most = (theoretical_memory(
+        replace(config, cpu_offloading_num_layers=count), 128, [1])[1] for count in (0, 3, 5))
+    assert (none - most) / (none - some) == pytest.approx(4 / 3)
+
+
 def test_the_line_of_theoretical_memory():
     assert theoretical_memory_line(2**20, 2**19) == (
         "Theoretical memory footprints: weight and optimizer=1.00 MB, activation=0.50 MB, "

@@ -1,5 +1,5 @@
-"""Optimizer state in host memory on virtual GPUs: memory by the formula, time by PCIe and the
-host's memory, and estimates that predict both."""
+"""Optimizer state and activations in host memory on virtual GPUs: memory by the formula, time by
+PCIe and the host's memory, and estimates that predict both."""
 
 import pytest
 
@@ -15,13 +15,18 @@ OFFLOAD = "--optimizer-cpu-offload"
 HALF = f"{OFFLOAD} --optimizer-offload-fraction 0.5"
 OVERLAP = "--overlap-cpu-optimizer-d2h-h2d"
 Z1, Z3 = EXPOSED[1], HIDDEN[-1]
+ACTIVATIONS = "--cpu-offloading-num-layers 3"
+# A layer computes for longer than PCIe copies what it saves, because attention is quadratic.
+LONG = (f"{EXPOSED[0]} --seq-length 131072 --max-position-embeddings 131072 --micro-batch-size 1 "
+        "--global-batch-size 2 --num-layers 5")
 H100 = find("h100")
 
 
 @pytest.fixture(scope="module")
 def steps():
     """{case: the ranks' results, in order}"""
-    return run([Z1, f"{Z1} {OFFLOAD}", f"{Z1} {HALF} {OVERLAP}", Z3, f"{Z3} {HALF}"])
+    return run([Z1, f"{Z1} {OFFLOAD}", f"{Z1} {HALF} {OVERLAP}", Z3, f"{Z3} {HALF}",
+                f"{Z3} {ACTIVATIONS}", LONG, f"{LONG} {ACTIVATIONS}"])
 
 
 @pytest.mark.slow
@@ -39,7 +44,7 @@ def test_memory_falls_by_what_is_in_host_memory(steps, stage, plain, flags, frac
 @pytest.mark.slow
 def test_an_estimate_predicts_the_ranks(steps):
     for case in steps:
-        if OFFLOAD in case:
+        if OFFLOAD in case or ACTIVATIONS in case:
             assert_predicted(case, steps[case])
 
 
@@ -51,6 +56,20 @@ def test_a_step_waits_for_the_copies_and_the_host(steps):
     on_gpu = elements * 28 / H100.bandwidth  # which the GPU no longer spends
     expected = elements * (4 + 2) / H100.pcie + adam_seconds(H100, elements)
     assert expected - 3 * on_gpu < added < 1.02 * expected
+
+
+@pytest.mark.slow
+def test_activations_of_most_layers_leave_the_gpu_while_it_computes(steps):
+    plain, offloaded = (steps[case][0] for case in (LONG, f"{LONG} {ACTIVATIONS}"))
+    each = 32 * 131072 * 2048  # norms 8, queries to projection 8, MLP 16 bytes
+    assert plain["peak"][-1] - offloaded["peak"][-1] == pytest.approx(3 * each, rel=0.03)
+    copies = 3 * 2 * each / H100.pcie
+    added = offloaded["seconds"][-1] - plain["seconds"][-1]
+    assert 0 <= added < 0.01 * copies
+    # In short sequences, the copies take longer than the layers.
+    slow = seconds(f"{ACTIVATIONS}") - seconds("")
+    copies = 2 * 2 * 3 * 32 * 2 * 2048 * 2048 / H100.pcie  # two micro-batches of two sequences
+    assert 0.5 * copies < slow < copies
 
 
 def seconds(flags):

@@ -36,6 +36,10 @@ GRIDS = [*NODES, f"{EXPOSED[2]} {HYBRID} {ON_TWO_NODES}", *(f"{Z3} {more}" for m
     "--pipeline-model-parallel-size 2", "--pipeline-model-parallel-size 2 --schedule zb-h1",
     "--tensor-model-parallel-size 2 --sequence-parallel",
     "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1"))]
+# Several micro-batches are in flight. The parameters that stay gathered exist once, and the first
+# backward pass frees them, so the next one gathers them again, which the estimated time leaves out.
+KEPT = [f"{Z3} --pipeline-model-parallel-size 2 {more} {KEEP}" for more in (
+    "--num-layers-per-virtual-pipeline-stage 1", "--global-batch-size 16")]
 STEP = stacks.card_under("h100", stacks.default_megatron(find("h100"))).efficiency.step
 
 
@@ -59,11 +63,11 @@ def estimated(case, ranks=RANKS):
                      str(trainer_steps.VOCABULARY)]).plan
 
 
-def assert_predicted(case, ranks):
+def assert_predicted(case, ranks, error_of_time=0.01):
     plan = estimated(case, len(ranks))
     # The ranks' steps begin without the host's work between two steps.
     assert plan.seconds_per_iteration == pytest.approx(
-        max(rank["seconds"][-1] for rank in ranks) + STEP, rel=0.01)
+        max(rank["seconds"][-1] for rank in ranks) + STEP, rel=error_of_time)
     peaks = [memory.total - memory.outside for memory in plan.memory]
     assert max(peaks) == pytest.approx(max(rank["peak"][-1] for rank in ranks), rel=0.01)
 
@@ -77,8 +81,8 @@ def test_an_estimate_predicts_the_ranks(steps, case):
 @pytest.mark.stress
 @pytest.mark.timeout(1200)
 def test_an_estimate_predicts_the_ranks_of_other_grids():
-    for case, ranks in run(GRIDS, 4).items():
-        assert_predicted(case, ranks)
+    for case, ranks in run([*GRIDS, *KEPT], 4).items():
+        assert_predicted(case, ranks, 0.02 if case in KEPT else 0.01)
 
 
 @pytest.mark.slow

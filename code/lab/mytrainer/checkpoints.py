@@ -32,6 +32,7 @@ from minimegatron.context import Context
 from minimegatron.data.atomic import atomic_file, sync_folder
 from minimegatron.errors import UserError
 from minimegatron.report import log_lines
+from virtualgpu.core.storages import active_card
 
 KINDS = ("masters", "exp_avg", "exp_avg_sq")  # of the sections of a rank's file, in this order
 LATEST, LAYOUT, UNFINISHED = "latest", "layout.json", ".unfinished_"
@@ -42,6 +43,15 @@ FOR_TEXT = ("layernorm_epsilon", "vocab_file", "merge_file", "tokenizer_model")
 
 Units = list[tuple[list[str], object]]  # names of parameters, and their ShardLayout
 Read = Callable[[int, int, int, int], torch.Tensor]
+
+
+def on_virtual_gpu() -> bool:
+    """Return whether this process runs on a virtual GPU, which it takes for a CUDA device."""
+    try:
+        active_card()
+    except RuntimeError:
+        return False
+    return True
 
 
 class DamagedError(UserError):
@@ -83,7 +93,7 @@ class Checkpoints:
         Raises UserError on virtual GPUs, whose tensors have no values.
         """
         config = ctx.config
-        if not ctx.device.has_values:
+        if on_virtual_gpu():
             name, folder = (("--save", config.save) if config.save else ("--load", config.load))
             raise UserError(f"{name} {folder}: tensors on virtual GPUs have no values; leave the "
                             "flag out")

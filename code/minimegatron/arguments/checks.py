@@ -354,6 +354,21 @@ def derive_recompute(config: Config) -> Config:
     return replace(config, recompute_granularity=granularity, recompute_method=method)
 
 
+def check_offloading(config: Config) -> Config:
+    """Refuse what Megatron-LM refuses with offloaded activations."""
+    count, layers = config.cpu_offloading_num_layers, config.num_layers
+    stages, given = config.pipeline_model_parallel_size, f"--cpu-offloading-num-layers {count}"
+    require(count < layers, f"{given}: CPU offloading can be done only for layers less than "
+            f"{layers}; nearest: {layers - 1}")
+    require(not count or stages == 1, f"{given} with --pipeline-model-parallel-size {stages}: "
+            "there is no support for pipeline parallelism with CPU offloading; nearest: "
+            "--recompute-activations")
+    require(not count or config.recompute_granularity is None,
+            f"{given} with --recompute-granularity {config.recompute_granularity}: CPU offloading "
+            "does not work when activation recomputation is enabled; nearest: leave one out")
+    return config
+
+
 def check_fp8(config: Config) -> Config:
     """Refuse flags that do not fit together, and sizes that FP8 cannot read."""
     if not uses(config, Fp8Precision):
@@ -455,6 +470,7 @@ STEPS = {
     derive_grid: (), derive_modern_block: (), derive_model: (derive_modern_block,),
     derive_tensor_parallel: (derive_grid, derive_model), derive_batch: (derive_grid,),
     derive_pipeline: (derive_batch,), derive_recompute: (derive_pipeline,),
+    check_offloading: (derive_recompute,),
     derive_learning_rate: (derive_batch,), derive_sharding: (derive_grid,),
     derive_precision: (derive_grid, derive_sharding),
     check_fp8: (derive_tensor_parallel, derive_pipeline, derive_precision),

@@ -142,7 +142,6 @@ REFUSED = {
     "lists": "--fp32-residual-connection --fp16-lm-cross-entropy --grad-reduce-in-bf16 "
              "--ddp-reduce-scatter-with-fp32-accumulation",
     "layers are recomputed whole, or their core attention is": "--recompute-modules",
-    "activations stay on the GPU": "--cpu-offloading-num-layers",
     "sharding follows --data-parallel-sharding-strategy, one transformer layer at a time":
         "--use-torch-fsdp2 --fsdp-* --enable-full-sharding-in-hsdp "
         "--suggested-communication-unit-size --no-strict-fsdp-dtensor-load",

@@ -1,4 +1,4 @@
-"""Flags of sharded data parallelism and of optimizer state in host memory, and what they imply.
+"""Flags of sharded data parallelism and of offloading to host memory, and what they imply.
 
 Names and meanings are Megatron-LM's, whose FSDP asks for --use-megatron-fsdp besides.
 """
@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minimegatron.arguments.flag import AT_LEAST_1, NOTHING, PASSES, Bound, RelatedFlags, flag
+from minimegatron.arguments.flag import (
+    AT_LEAST_1,
+    NOT_NEGATIVE,
+    NOTHING,
+    PASSES,
+    Bound,
+    RelatedFlags,
+    flag,
+)
 
 # By ZeRO's stage (Rajbhandari et al. 2020).
 SHARDING_STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
@@ -22,7 +30,7 @@ CPU_OFFLOAD = RelatedFlags(
 
 @dataclass(frozen=True)
 class Offload:
-    """Optimizer state in host memory."""
+    """Optimizer state and activations in host memory."""
 
     optimizer_cpu_offload: bool = flag(
         False, "keep optimizer state in host memory, and update it on the CPU", affects=PASSES)
@@ -32,6 +40,9 @@ class Offload:
     overlap_cpu_optimizer_d2h_h2d: bool = flag(
         False, "overlap copies of gradients and weights with the update on the CPU",
         affects=PASSES, needs=CPU_OFFLOAD)
+    cpu_offloading_num_layers: int = flag(
+        0, "layers whose activations are in host memory between their forward and backward pass: "
+        "the first N", affects=PASSES, bounds=NOT_NEGATIVE)
 
     @property
     def offloaded_fraction(self) -> float:

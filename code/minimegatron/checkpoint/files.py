@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -18,10 +18,15 @@ import torch
 
 from minimegatron.errors import UserError
 
-SHARD, DISTRIBUTED_OPTIMIZER = "model_optim_rng.pt", "distrib_optim.pt"
+SHARD = "model_optim_rng.pt"
 # What may differ between the run that saved and the one that loads.
 LAYOUT = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "layers_per_chunk",
           "padded_vocab_size")
+
+
+def replica_file(replica: int) -> str:
+    """Return the name of the file with the optimizer state that a replica owns."""
+    return f"distrib_optim_{replica:03d}.pt"
 
 
 def shard_path(tp: int, stage: int, stages: int) -> Path:
@@ -76,6 +81,33 @@ class Layout:
         if name.startswith("decoder.layers."):
             return bisect_right([*accumulate(self.layers)], int(name.split(".")[2]))
         return len(self.layers) - 1  # the final norm and the output layer
+
+
+class DividedState(Mapping):
+    """A kind of optimizer state, by parameter, that replicas own parts of.
+
+    A tensor is put together when it is looked up, so that only few are in memory.
+    """
+
+    def __init__(self, shapes: dict[str, list[int]],
+                 owned: Iterable[tuple[str, int, torch.Tensor]]) -> None:
+        """Args:
+            shapes: of the parameters.
+            owned: parameters, each with the first element and the values of a part of it.
+        """
+        self.shapes, self.parts = shapes, {name: [] for name in shapes}
+        for name, first, values in owned:
+            self.parts[name].append((first, values))
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        parts = sorted(self.parts[name], key=lambda part: part[0])
+        return torch.cat([values for _, values in parts]).view(self.shapes[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
 
 
 class SavedFiles:
@@ -133,9 +165,25 @@ class SavedFiles:
                                     f"{what} {mine} and {other}; restore the files of one of them")
             if self.with_optimizer and "optimizer" in state and state["args"].get(
                     "use_distributed_optimizer"):
-                state["optimizer"] |= read_file(path.with_name(DISTRIBUTED_OPTIMIZER))
+                state["optimizer"] |= self._divided(path)
             self._opened[path] = state
         return self._opened[path]
+
+    def _divided(self, path: Path) -> dict[str, DividedState]:
+        """Return the optimizer state that the replicas of one rank divide, by kind."""
+        first = read_file(path.with_name(replica_file(0)))
+        files = [first, *(read_file(path.with_name(replica_file(replica)))
+                          for replica in range(1, first["replicas"]))]
+        expected = self.first["iteration"], len(files)
+        for replica, file in enumerate(files):
+            found = file["iteration"], file["replicas"]
+            if found != expected:
+                raise UserError(f"{path.with_name(replica_file(replica))} and {self.first_path} "
+                                f"are of different checkpoints: iteration and replicas {found} and "
+                                f"{expected}; restore the files of one of them")
+        return {kind: DividedState(first["shapes"], [part for file in files
+                                                     for part in file["owned"][kind]])
+                for kind in first["owned"]}
 
     def model(self, tp: int, virtual_stage: int) -> dict[str, torch.Tensor]:
         """Return what one rank saved of the chunk that is this virtual stage."""
@@ -159,14 +207,15 @@ class SavedFiles:
         if kind is not None:
             tensors = self.state(tp, stage)["optimizer"][kind]
             key = f"{chunk}.{name}" if self.layout.is_interleaved else name
-        if kind is not None and key not in tensors:
+        found = tensors.get(key)
+        if kind is not None and found is None:
             raise frozen_when_saved(name)
-        if key not in tensors or list(tensors[key].shape) != shape:
-            has = list(tensors[key].shape) if key in tensors else "no such tensor"
+        if found is None or list(found.shape) != shape:
+            has = "no such tensor" if found is None else list(found.shape)
             raise UserError(f"{self.folder / shard_path(tp, stage, self.layout.pp)}: "
                             f"{kind or 'parameter'} {key} should be {shape} in this layout, but "
                             f"the file has {has}; it belongs to another model or layout")
-        return tensors[key]
+        return found
 
 
 def frozen_when_saved(name: str) -> UserError:

@@ -8,28 +8,45 @@ from minimegatron.arguments import Config
 from minimegatron.checkpoint.files import frozen_when_saved
 from minimegatron.errors import UserError
 from minimegatron.optim import MOMENTS, LearningRate, LossScaler, Optimizer
+from minimegatron.parallel.ddp import length
 
 MAIN = "fp32_from_fp16_params"  # Megatron's name, also under --bf16
 SHARDED = (*MOMENTS, MAIN)  # the states that the distributed optimizer shards
 
 
-def optimizer_state(optimizer: Optimizer) -> dict:
-    """Return the optimizer's unsharded state; every replica must call it."""
+def optimizer_state(optimizer: Optimizer, divided: bool = False) -> dict:
+    """Return the state that all replicas have alike: everything but, if `divided`, SHARDED."""
     ddp, scaler = optimizer.ddp, optimizer.scaler
-    state = {"step": optimizer.steps,
-             **{name: ddp.named_views(ddp.unshard(shard))
-                for name, shard in optimizer_shards(optimizer).items()}}
+    state = {"step": optimizer.steps}
+    if not divided:
+        state |= {kind: ddp.named_views(shard)
+                  for kind, shard in optimizer_shards(optimizer).items()}
     if scaler is not None:
         state["grad_scaler"] = scaler_state(scaler)
     return state
 
 
+def owned_state(optimizer: Optimizer) -> dict[str, list[tuple[str, int, torch.Tensor]]]:
+    """Return what this rank owns of SHARDED, by kind: parameters, in each the number of the first
+    element that it owns, and the values [..] from there on, without a copy."""
+    ddp, places, offset = optimizer.ddp, [], 0
+    for owned in ddp.owned:
+        for name, place in ddp.places.items():
+            start, stop = max(place.start, owned.start), min(place.stop, owned.stop)
+            if start < stop:
+                at = offset + start - owned.start
+                places.append((name, start - place.start, slice(at, at + stop - start)))
+        offset += length(owned)
+    return {kind: [(name, first, shard[elements]) for name, first, elements in places]
+            for kind, shard in optimizer_shards(optimizer).items()}
+
+
 def load_optimizer_state(optimizer: Optimizer, saved: dict) -> None:
-    """Restore an unsharded state.
+    """Restore the state of whole parameters.
 
     Raises UserError if its precision is different, or if it lacks a parameter.
     """
-    ddp, scaler = optimizer.ddp, optimizer.scaler
+    scaler = optimizer.scaler
     for part, wanted in ((MAIN, optimizer.main_params), ("grad_scaler", scaler)):
         if (part in saved) != (wanted is not None):
             raise UserError(
@@ -37,13 +54,12 @@ def load_optimizer_state(optimizer: Optimizer, saved: dict) -> None:
                 "was saved in another precision; nearest: the --fp16 or --bf16 of that run, or "
                 "--no-load-optim")
     optimizer.steps.copy_(torch.as_tensor(saved["step"]))
-    for name, shard in optimizer_shards(optimizer).items():
-        buffer = shard.new_zeros(ddp.size)
-        for key, view in ddp.named_views(buffer).items():
-            if key not in saved[name]:
-                raise frozen_when_saved(key)
-            view.copy_(saved[name][key])
-        ddp.copy_owned(buffer, out=shard)
+    for kind, parts in owned_state(optimizer).items():
+        for name, first, values in parts:
+            if name not in saved[kind]:
+                raise frozen_when_saved(name)
+            whole = saved[kind][name].expand_as(optimizer.ddp.params[name])  # checks the shape
+            values.copy_(whole.reshape(-1)[first:first + len(values)])
     if scaler is not None and scaler.dynamic:
         for name, tensor in scaler_state(scaler).items():
             tensor.copy_(saved["grad_scaler"][name])

@@ -3,8 +3,9 @@
     SAVE/iter_0000100/mp_rank_00/model_optim_rng.pt     one file per part of the model: mp_rank_TT
                                                         of tensor-parallel rank TT, or
                                                         mp_rank_TT_PPP of its stage PPP
-              /mp_rank_00/distrib_optim.pt      with --use-distributed-optimizer: moments and
-                                                master weights, gathered from the replicas' shards
+              /mp_rank_00/distrib_optim_000.pt  with --use-distributed-optimizer: moments and
+                                                master weights that the first replica owns, .._001
+                                                the second one, and so on
               /SHA256SUMS                       our addition: `sha256sum -c` checks it
     SAVE/latest_checkpointed_iteration.txt              the tracker, written last
 
@@ -28,8 +29,12 @@ import torch.distributed as dist
 from torch import nn
 
 from minimegatron.checkpoint.checksums import sha256, write_sums
-from minimegatron.checkpoint.files import DISTRIBUTED_OPTIMIZER, shard_path
-from minimegatron.checkpoint.optimizer_state import SHARDED, learning_rate_state, optimizer_state
+from minimegatron.checkpoint.files import replica_file, shard_path
+from minimegatron.checkpoint.optimizer_state import (
+    learning_rate_state,
+    optimizer_state,
+    owned_state,
+)
 from minimegatron.context import Context, Progress
 from minimegatron.data.atomic import atomic_file, sync_folder
 from minimegatron.errors import UserError
@@ -62,13 +67,6 @@ def replaced(final: Path) -> Path:
 def shard_file(ctx: Context) -> Path:
     """Return the path of this rank's file inside an iteration's folder."""
     return shard_path(ctx.grid.tp.index, ctx.grid.pp.index, ctx.grid.pp.size)
-
-
-def split_optimizer(ctx: Context, state: dict) -> tuple[dict, dict]:
-    """Split the optimizer's state between `shard_file` and DISTRIBUTED_OPTIMIZER."""
-    names = SHARDED if ctx.config.use_distributed_optimizer else ()
-    return ({name: value for name, value in state.items() if name not in names},
-            {name: state[name] for name in names if name in state})
 
 
 def chunks_by_key(model: nn.Module) -> dict[str, nn.Module]:
@@ -139,19 +137,22 @@ def shard_files(ctx: Context, model: nn.Module, optimizer: Optimizer, learning_r
                 progress: Progress, padded_vocab_size: int) -> Iterator[dict[Path, dict]]:
     """Return a context with the contents of this rank's files, by path inside the folder.
 
-    Every rank must enter it, because sharded state is gathered; of the ranks that hold the same
-    part, all but one get no files. Arguments as in `save`.
+    Every rank must enter it, because sharded parameters are gathered. Of the ranks that hold the
+    same part, one gets its file; each replica that owns optimizer state gets one with that.
+    Arguments as in `save`.
     """
-    moments = None if ctx.config.no_save_optim else optimizer_state(optimizer)
+    config, replica, name, files = ctx.config, ctx.grid.replicas.index, shard_file(ctx), {}
+    divided, saves = config.use_distributed_optimizer, not config.no_save_optim
     with optimizer.ddp.full_params():
-        files = {}
         if ctx.grid.writes_shard:
-            name = shard_file(ctx)
             files[name] = shard_state(ctx, model, learning_rate, progress, padded_vocab_size)
-            if moments is not None:
-                files[name]["optimizer"], divided = split_optimizer(ctx, moments)
-                if divided:
-                    files[name.with_name(DISTRIBUTED_OPTIMIZER)] = divided
+            if saves:
+                files[name]["optimizer"] = optimizer_state(optimizer, divided)
+        if saves and divided and replica < config.sharding_size:  # one of the first instance
+            shapes = {key: list(weight.shape) for key, weight in optimizer.ddp.params.items()}
+            files[name.with_name(replica_file(replica))] = {
+                "iteration": progress.iteration, "replicas": config.sharding_size,
+                "shapes": shapes, "owned": owned_state(optimizer)}
         yield files
 
 

@@ -8,11 +8,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 if TYPE_CHECKING:
+    from minimegatron.device.host_copies import HostCopies
     from virtualgpu.export import profiler
 
 
@@ -31,20 +32,6 @@ class Memory:
     max_allocated: int
     reserved: int
     max_reserved: int
-
-
-class HostTraffic(NamedTuple):
-    """Optimizer state that the host updates in a step.
-
-    Attributes:
-        pieces: elements of each piece; a piece is copied while the host updates another one.
-        down: bytes per element that are copied to the host: gradients, and weights in fp32.
-        up: bytes per element of the updated weights, which are copied back.
-    """
-
-    pieces: list[int]
-    down: int
-    up: int
 
 
 class Device(ABC):
@@ -110,14 +97,11 @@ class Device(ABC):
         """Free a buffer's memory (0 elements), or allocate it again; its views stay views of it."""
         buffer.untyped_storage().resize_(elements * buffer.element_size())
 
-    def start_download(self, traffic: HostTraffic) -> None:
-        """Start to copy gradients to the host, after all kernels so far. On the CPU, they are
-        there; virtual GPUs model the time."""
-        return
+    def host_copies(self) -> HostCopies:
+        """Return what copies between the device's memory and the host's, for offloading."""
+        from minimegatron.device.host_copies import HostCopies
 
-    def update_on_host(self, traffic: HostTraffic) -> None:
-        """Account for Adam on the host, piece by piece, and for the copies of the weights."""
-        return
+        return HostCopies()
 
     def outside(self) -> AbstractContextManager[torch.device]:
         """Return a context for making parameters that will be sharded, which never are all in the

@@ -93,9 +93,13 @@ def cuda_device(config: Config, local_rank: int) -> CudaDevice:
         raise UserError(f"--distributed-backend gloo with --pipeline-model-parallel-size {stages} "
                         "on GPUs: gloo sends and receives only CPU tensors; nearest: "
                         "--distributed-backend nccl")
-    require(not config.optimizer_cpu_offload,
-            "--optimizer-cpu-offload on a CUDA device: it has run only on the CPU and on virtual "
-            "GPUs; nearest: leave it out, or --data-parallel-sharding-strategy optim_grads_params")
+    for flag, given, instead in (
+            ("--optimizer-cpu-offload", config.optimizer_cpu_offload,
+             "--data-parallel-sharding-strategy optim_grads_params"),
+            ("--cpu-offloading-num-layers", config.cpu_offloading_num_layers,
+             "--recompute-granularity full --recompute-method uniform")):
+        require(not given, f"{flag} on a CUDA device: it has run only on the CPU and on virtual "
+                f"GPUs; nearest: leave it out, or {instead}")
     device = CudaDevice(local_rank)
     if config.fp8_format is not None:
         require_recipe(config.fp8_recipe, torch.cuda.get_device_capability(local_rank))

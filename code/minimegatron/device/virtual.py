@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
 from minimegatron.device import virtual_kernels  # noqa: F401  registers them
-from minimegatron.device.device import Device, HostTraffic, Memory
+from minimegatron.device.device import Device, Memory
+from minimegatron.device.host_copies import Copy, HostCopies, HostTraffic
 from minimegatron.errors import emit
 from virtualgpu.core import slots, stacks
 from virtualgpu.core.card import Card
@@ -85,27 +86,8 @@ class VirtualDevice(Device):
         self.gpu.resize(buffer.untyped_storage()._cdata, elements * buffer.element_size())
         super().resize(buffer, elements)
 
-    def start_download(self, traffic: HostTraffic) -> None:
-        clock = self.gpu.clock
-        clock.wait(clock.ready(), FROM_GPU)
-        self.downloaded: list[float] = []  # when each piece has arrived
-        for elements in traffic.pieces:
-            self._copy(FROM_GPU, elements * traffic.down)
-            self.downloaded.append(clock.streams[FROM_GPU])
-
-    def update_on_host(self, traffic: HostTraffic) -> None:
-        clock = self.gpu.clock
-        for elements, arrived in zip(traffic.pieces, self.downloaded, strict=True):
-            clock.host_waits(arrived)
-            clock.work(adam_seconds(self.gpu.card, elements))
-            self._copy(TO_GPU, elements * traffic.up)
-        clock.wait(clock.streams[TO_GPU])
-
-    def _copy(self, stream: str, size: int) -> None:
-        """Launch a copy of `size` bytes over PCIe, from or to pinned host memory."""
-        current, self.gpu.stream = self.gpu.stream, stream
-        self.gpu.download(size)  # both directions are equally fast
-        self.gpu.stream = current
+    def host_copies(self) -> PcieCopies:
+        return PcieCopies(self.gpu)
 
     @contextmanager
     def outside(self) -> Iterator[torch.device]:
@@ -138,6 +120,51 @@ class VirtualDevice(Device):
         rule; list them if there were any."""
         line = self.gpu.unknown_costs()
         return [line] if line else []
+
+
+class PcieCopies(HostCopies):
+    """Copies between a virtual GPU and pinned host memory; both directions are equally fast."""
+
+    def __init__(self, gpu: VirtualGpu) -> None:
+        self.gpu = gpu
+        self.downloaded: list[float] = []  # when each piece of optimizer state has arrived
+
+    def start_update(self, traffic: HostTraffic) -> None:
+        self._after_kernels(FROM_GPU)
+        self.downloaded = [self._copy(FROM_GPU, elements * traffic.down)
+                           for elements in traffic.pieces]
+
+    def update(self, traffic: HostTraffic) -> None:
+        clock = self.gpu.clock
+        for elements, arrived in zip(traffic.pieces, self.downloaded, strict=True):
+            clock.host_waits(arrived)
+            clock.work(adam_seconds(self.gpu.card, elements))
+            self._copy(TO_GPU, elements * traffic.up)
+        clock.wait(clock.streams[TO_GPU])
+
+    def download(self, tensor: torch.Tensor) -> Copy:
+        with _disable_current_modes():  # host memory is not modeled
+            host = torch.empty_like(tensor)
+        self._after_kernels(FROM_GPU)
+        return Copy(host, self._copy(FROM_GPU, tensor.nbytes))
+
+    def upload(self, tensor: torch.Tensor) -> Copy:
+        on_gpu = torch.empty_like(tensor)
+        self._after_kernels(TO_GPU)  # which may still use the memory that it has
+        return Copy(on_gpu, self._copy(TO_GPU, tensor.nbytes))
+
+    def wait(self, arrives: float) -> None:
+        self.gpu.clock.wait(arrives)
+
+    def _after_kernels(self, stream: str) -> None:
+        self.gpu.clock.wait(self.gpu.clock.ready(), stream)
+
+    def _copy(self, stream: str, size: int) -> float:
+        """Launch a copy of `size` bytes; return when it ends."""
+        current, self.gpu.stream = self.gpu.stream, stream
+        self.gpu.download(size)
+        self.gpu.stream = current
+        return self.gpu.clock.streams[stream]
 
 
 def connect(gpu: VirtualGpu, link: str, slot: int | None) -> list[str]:

@@ -143,10 +143,10 @@ class Stage(nn.Module):
             {str(index): TransformerLayer(ctx, index + 1, mask,
                                           self.fp8 and self.fp8.of_layer(index + 1))
              for index in layers})
-        if config.recompute_granularity == "full":
-            from minimegatron.model.recompute import FullCheckpointing
+        if config.recompute_granularity == "full" or config.cpu_offloading_num_layers:
+            from minimegatron.model.recompute import layer_runner
 
-            self.checkpointing = FullCheckpointing(ctx)
+            self.checkpointing = layer_runner(ctx)
         if is_last:
             self.decoder.final_layernorm = Norm(ctx)
         if is_last and not self.is_tied:

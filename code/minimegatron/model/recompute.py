@@ -8,7 +8,7 @@ Selective (Korthikanti et al. 2022, section 5): only core attention is recompute
 5as/h of a layer's 34 + 5as/h parts of memory, and costs few FLOPs.
 
 Dropout has no state, so the second forward pass equals the first one bit for bit. Only the
---recompute flags import this file.
+--recompute flags and --cpu-offloading-num-layers import this file.
 """
 
 from __future__ import annotations
@@ -81,6 +81,15 @@ def layer_groups(num_layers: int, method: str, size: int) -> list[tuple[range, b
     if method == "uniform":
         return [(range(at, min(at + size, num_layers)), True) for at in range(0, num_layers, size)]
     return [(range(at, at + 1), at < size) for at in range(num_layers)]
+
+
+def layer_runner(ctx: Context) -> Callable[[Sequence[Layer], torch.Tensor], torch.Tensor]:
+    """Return what runs layers if their activations are recomputed or offloaded."""
+    if not ctx.config.cpu_offloading_num_layers:
+        return FullCheckpointing(ctx)
+    from minimegatron.model.activation_offload import ActivationOffload
+
+    return ActivationOffload(ctx)
 
 
 class FullCheckpointing:

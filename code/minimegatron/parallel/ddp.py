@@ -195,10 +195,6 @@ class DistributedDataParallel:
         """Copy what this rank owns, [m], from a buffer [n], or from one that is sharded itself."""
         out.copy_(buffer)
 
-    def unshard(self, shard: torch.Tensor) -> torch.Tensor:
-        """Return the buffer [n] whose owned ranges are `shard` [m]; every replica must call it."""
-        return shard
-
     def all_gather(self, buffer: torch.Tensor) -> None:
         """Fill a buffer [n], valid in this rank's owned ranges, with the other replicas' ranges."""
 

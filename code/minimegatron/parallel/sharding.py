@@ -83,15 +83,6 @@ class ShardedDataParallel(DistributedDataParallel):
             out[start:end] = buffer[owned]
             start = end
 
-    def unshard(self, shard: torch.Tensor) -> torch.Tensor:
-        buffer, start = shard.new_zeros(self.size), 0
-        for owned in self.owned:
-            end = start + owned.stop - owned.start
-            buffer[owned] = shard[start:end]
-            start = end
-        self.all_gather(buffer)
-        return buffer
-
     def all_gather(self, buffer: torch.Tensor) -> None:
         if self.fp8 is not None and buffer.dtype != torch.float32:  # no optimizer states
             self.fp8.all_gather(buffer, self.buckets, self.owned)

@@ -181,8 +181,11 @@ def theoretical_memory(config: Config, vocab_size: int, in_flight: Sequence[int]
         first, last = stage == 0, stage == len(in_flight) - 1
         chunks = config.layers_per_chunk[stage::len(in_flight)]
         states = per_parameter.resident * stage_parameters(gpt, sum(chunks), t, first, last)
+        # Of the offloaded layers, one is computed while the one before it is copied.
+        offloaded, kept = config.cpu_offloading_num_layers, min(2, *chunks)
         activations = pairs / len(chunks) * sum(
-            stage_activations(layers, saved, checkpointed, config.recompute_method,
-                              config.recompute_num_layers) for layers in chunks)
+            stage_activations(max(layers - offloaded, kept), saved, checkpointed,
+                              config.recompute_method, config.recompute_num_layers)
+            for layers in chunks)
         loads.append((states, activations + (head_activations(gpt, **common) if last else 0)))
     return max(loads, key=sum)

@@ -15,6 +15,22 @@ from typing import NamedTuple
 
 from virtualgpu.core.card import Card
 
+# Bytes/s of a CPU's memory channels, with one DIMM per channel: channels x transfers x 8 bytes.
+MEMORY = {
+    # hothardware.com/reviews/intel-xeon-processor-e5-v4-family-debut-dual-e5-2697-v4-
+    # with-72-threads-tested
+    "broadwell": 4 * 2.4e9 * 8,
+    # kingston.com/en/blog/servers-and-data-centers/purley
+    "skylake": 6 * 2.666e9 * 8,
+    # tomshardware.com/uk/news/amd-confirms-12-ddr5-memory-channels-on-genoa: 204.8 GB/s
+    "rome": 8 * 3.2e9 * 8,
+    # wwt.com/article/memory-population-guidelines-for-intel-4th-gen-xeon-scalable-processors
+    "sapphire rapids": 8 * 4.8e9 * 8,
+    # A preview of Intel's slides, kitguru.net/components/cpu/joao-silva/intel-xeon-emerald-rapids-
+    # will-natively-support-ddr5-5600-memory-according-to-leak
+    "emerald rapids": 8 * 5.6e9 * 8,
+}
+
 PIX, PXB, PHB, NODE, SYS = "PIX", "PXB", "PHB", "NODE", "SYS"  # as in nvidia-smi topo -m
 
 
@@ -49,7 +65,8 @@ class NodeType:
         interconnect: bytes/s that NCCL expects in one direction between two sockets, and so
             between NUMA nodes.
         source: publication that these figures come from.
-        memory_bandwidth: bytes/s of all memory channels of its CPUs together, by their data sheets.
+        memory_bandwidth: bytes/s of all memory channels of its CPUs together, at 8 bytes per
+            transfer (see MEMORY).
     """
 
     title: str
@@ -61,7 +78,7 @@ class NodeType:
     nvlinks: int = 0
     mesh: Mapping[tuple[int, int], int] | None = None
     below_switch: str = PIX
-    memory_bandwidth: float = 2 * 6 * 21.3e9  # two Skylake CPUs, six channels of DDR4-2666 each
+    memory_bandwidth: float = 2 * MEMORY["skylake"]
 
     def location(self, slot: int) -> DeviceLocation:
         """Return where a GPU is plugged in.
@@ -113,7 +130,7 @@ NODES: dict[str, NodeType] = {
         slots=tuple(DeviceLocation(gpu // 4, 0, gpu // 2 % 2) for gpu in range(8)),
         adapters=tuple(DeviceLocation(nic // 2, 0, nic % 2) for nic in range(4)),
         numa_nodes=2, interconnect=6e9, nvlinks=6, mesh=CUBE_MESH,
-        memory_bandwidth=2 * 4 * 19.2e9,  # two Xeon E5-2698 v4, DDR4-2400
+        memory_bandwidth=2 * MEMORY["broadwell"],  # two Xeon E5-2698 v4
         source="NVIDIA DGX-1 With Tesla V100 System Architecture, WP-08437-002, 2017; the count of "
                "each pair as NCCL detects it in github.com/NVIDIA/nccl issue 671"),
     "dgx-a100": NodeType(
@@ -121,27 +138,27 @@ NODES: dict[str, NodeType] = {
         slots=tuple(DeviceLocation(numa, 0, 0) for numa in (3, 3, 1, 1, 7, 7, 5, 5)),
         adapters=tuple(DeviceLocation(numa, 0, 0) for numa in (3, 3, 1, 1, 7, 7, 5, 5)),
         numa_nodes=8, interconnect=16e9, nvlinks=12, below_switch=PXB,
-        memory_bandwidth=2 * 8 * 25.6e9,  # two EPYC 7742, DDR4-3200
+        memory_bandwidth=2 * MEMORY["rome"],  # two EPYC 7742
         source="nvidia-smi topo -m of a DGX A100, github.com/NVIDIA/nccl issue 1505"),
     "dgx-h100": NodeType(
         title="DGX H100",
         slots=tuple(DeviceLocation(gpu // 4, gpu, 0) for gpu in range(8)),
         adapters=tuple(DeviceLocation(nic // 4, nic, 0) for nic in range(8)),
         numa_nodes=2, interconnect=22e9, nvlinks=18, below_switch=PXB,
-        memory_bandwidth=2 * 8 * 38.4e9,  # two Xeon 8480C, DDR5-4800
+        memory_bandwidth=2 * MEMORY["sapphire rapids"],  # two Xeon 8480C
         source="nvidia-smi topo -m of a DGX H100, github.com/vllm-project/vllm issue 13855"),
     "dgx-b200": NodeType(
         title="DGX B200",
         slots=tuple(DeviceLocation(gpu // 4, gpu, 0) for gpu in range(8)),
         adapters=tuple(DeviceLocation(nic // 4, nic, 0) for nic in range(8)),
         numa_nodes=2, interconnect=22e9, nvlinks=18, below_switch=PXB,
-        memory_bandwidth=2 * 8 * 44.8e9,  # two Xeon 8570, DDR5-5600
+        memory_bandwidth=2 * MEMORY["emerald rapids"],  # two Xeon 8570
         source="NVIDIA DGX B200 data sheet: 8 GPUs, two Xeon 8570, 8 ConnectX-7; PCIe assumed as "
                "in a DGX H100"),
     "pcie-switches": SWITCHES,
     "pcie-switches-2023": replace(
         SWITCHES, interconnect=22e9,
-        memory_bandwidth=2 * 8 * 38.4e9,  # two Sapphire Rapids, DDR5-4800
+        memory_bandwidth=2 * MEMORY["sapphire rapids"],
         source="assumed: as in common 8-GPU servers, with Sapphire Rapids CPUs"),
     "pcie": NodeType(
         title="two sockets, each with four GPUs on PCIe ports of their own",
@@ -158,7 +175,8 @@ NODES: dict[str, NodeType] = {
 
 
 # Per element, AdamW reads a gradient, a weight, and two moments, and writes all but the gradient,
-# and a weight of 16 bits. The share of the memory bandwidth that it reaches is assumed.
+# and a weight of 16 bits. The share of the memory bandwidth that it reaches is assumed;
+# docs/virtual-gpus.md compares it with a benchmark.
 ADAM_BYTES, ADAM_SHARE = 4 * 4 + 3 * 4 + 2, 0.5
 
 

@@ -1,0 +1,63 @@
+"""Copies between a device's memory and the host's, on a stream of their own in each direction.
+
+On the CPU, host memory is the device's own: tensors are copied there at once, and optimizer state
+stays where it is. Virtual GPUs model the time of the copies (device/virtual.py).
+
+Only the flags that offload, and virtual GPUs, import this file.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+
+class HostTraffic(NamedTuple):
+    """Optimizer state that the host updates in a step.
+
+    Attributes:
+        pieces: elements of each piece; a piece is copied while the host updates another one.
+        down: bytes per element that are copied to the host: gradients, and weights in fp32.
+        up: bytes per element of the updated weights, which are copied back.
+    """
+
+    pieces: list[int]
+    down: int
+    up: int
+
+
+class Copy(NamedTuple):
+    """A copy that may still be on its way.
+
+    Attributes:
+        tensor: where it goes. Do not touch it before waiting for the copy.
+        arrives: an event that `HostCopies.wait` understands.
+    """
+
+    tensor: torch.Tensor
+    arrives: Any
+
+
+class HostCopies:
+    """Starts copies; the program and the device's kernels go on meanwhile."""
+
+    def start_update(self, traffic: HostTraffic) -> None:
+        """Start to copy gradients to the host, after all kernels so far."""
+        return
+
+    def update(self, traffic: HostTraffic) -> None:
+        """Account for Adam on the host, piece by piece, and for the copies of the weights."""
+        return
+
+    def download(self, tensor: torch.Tensor) -> Copy:
+        """Start to copy a tensor to the host, after all kernels so far."""
+        return Copy(tensor.clone(), None)
+
+    def upload(self, tensor: torch.Tensor) -> Copy:
+        """Allocate a tensor's memory on the device, and start to copy it there from the host."""
+        return Copy(tensor.clone(), None)
+
+    def wait(self, arrives: Any) -> None:
+        """Let the kernels from now on start only after a copy has arrived."""
+        return

@@ -74,7 +74,7 @@ def estimate_all(search: Search) -> None:
     if terminal:
         print("estimating the first layout", end="", file=sys.stderr, flush=True)
     for tried, _ in enumerate(search, 1):
-        text = f"{tried} layouts estimated"
+        text = f"layouts estimated: {tried}"
         if terminal:
             print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
         elif time.monotonic() - told >= QUIET:

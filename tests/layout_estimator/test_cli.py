@@ -52,7 +52,7 @@ def test_the_table_and_the_figure_say_virtual_and_progress_is_printed(
     monkeypatch.setattr(cli, "QUIET", 0.0)
     assert main(["estimate", *CLUSTER, *MODEL, *FEW, "--plot", str(path)]) == 0
     out, err = capsys.readouterr()
-    assert err.splitlines()[:2] == ["1 layouts estimated", "2 layouts estimated"]
+    assert err.splitlines()[:2] == ["layouts estimated: 1", "layouts estimated: 2"]
     head, software, _, *lines, _, command = out.splitlines()
     rows = [line for line in lines if line.endswith(tuple("0123456789"))]
     foot = lines[len(rows)]

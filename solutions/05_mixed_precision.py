@@ -297,10 +297,10 @@ half.draw_histograms({name: histogram.log2_histogram(gradient, -40, 0)[1].tolist
                       for name, gradient in gradients.items()}, -40, -25)
 
 # %% [markdown]
-# It is mostly the logits' gradients that are lost, and not those of the deeper layers. A layer's output meets one token's
-# label, whose term is about 4,096 times as large as the others, and the weights' gradients add up 512 tokens. But every
-# other gradient is computed from the logits': a backward pass in fp16 would start with almost nothing but the labels' own
-# terms. With a single micro-batch, or a loss that is
+# It is mostly the logits' gradients that are lost, and hardly those of the layers. The gradient of a layer's output
+# contains the term of its token's label, which is about 4,096 times as large as the other words', and a weight's gradient
+# adds up 512 tokens. But all of them are computed from the logits' gradients: a backward pass in fp16 would start with
+# almost nothing but the labels' own terms. With a single micro-batch, or a loss that is
 # multiplied by 64 or more, they survive, though as **subnormals**, with only a few significant bits. And there is plenty
 # of headroom on the right. How much a loss can be multiplied depends
 # on the model, the batch, and how far training has come, so the right factor is found by trial, in the second sitting.

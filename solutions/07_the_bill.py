@@ -22,16 +22,18 @@
 #
 # - a function that counts the parameters and FLOPs of any transformer block;
 # - a log reader that reports how much of its hardware a run really used;
+# - a decision that you can defend even though the estimates behind it are off by several percent;
 # - a simulation of a run that fails and resumes, which chooses how often to save;
-# - an auditor that finds the errors in somebody else's plan;
-# - a decision that you can defend even though the estimates behind it are off by several percent.
+# - an auditor that finds the errors in somebody else's plan.
 #
 # Along the way, you predict the results of a well-known paper before you see them.
 #
-# **How it works.** The lab takes two sittings of about 75 minutes and needs no files from earlier labs. The second one
-# begins with *A run that stops*; before it, run the cells above again, except for those of *Predict the paper*, which
-# take some minutes. When you are asked for a prediction, commit to a number before you run the next cell. Predictions are
-# not graded. Exercises 2 and 4 call your `count_transformer`, so solve Exercise 1 before them.
+# **How it works.** One sitting of 60 minutes takes you from a token to a decision (Exercises 1 to 3), and needs no files
+# from earlier labs. A second one, of 50 minutes, begins with *A run that stops* (Exercises 4 and 5); before it, run the
+# cells above again, except for those of *Predict the paper*, which take some minutes. When you are asked for a prediction,
+# commit to a number before you run the next cell. Predictions are not graded. Exercises 2 and 5 call your
+# `count_transformer`, so solve Exercise 1 before them. The log that you read and the limits of your plan are drawn for
+# you: your neighbor has others.
 #
 # **Real and modeled.** Published figures come with their sources. Times on virtual GPUs are modeled, and this lab
 # shows how far off they are.
@@ -106,7 +108,7 @@ def training_log(seed):
 
 # %% tags=["explore"]
 from labcore.colors import bad, good, mark, result
-from lablib import blocks, published
+from lablib import blocks, personal, published
 from layout_estimator import costs
 from layout_estimator.prices import DOLLARS_PER_HOUR
 from minimegatron.formulas import state_bytes
@@ -280,6 +282,42 @@ check.function(
              {"parameters": 768320, "active": 307520, "flops": 121110528},
              {"parameters": 166144, "active": 166144, "flops": 39550976},
              {"parameters": 776448, "active": 310080, "flops": 121110528}],
+        "The router multiplies, too: every token passes through its matrix, which takes FLOPs.":
+            [{"parameters": 166144, "active": 166144, "flops": 32735232},
+             {"parameters": 229696, "active": 229696, "flops": 66650112},
+             {"parameters": 768320, "active": 307520, "flops": 96141312},
+             {"parameters": 166144, "active": 166144, "flops": 39550976},
+             {"parameters": 776448, "active": 310080, "flops": 96141312}],
+        "Only experts can be inactive. Embeddings are active parameters, although a token reads one row of each.":
+            [{"parameters": 166144, "active": 100096, "flops": 32735232},
+             {"parameters": 229696, "active": 165696, "flops": 66650112},
+             {"parameters": 768320, "active": 243520, "flops": 96534528},
+             {"parameters": 166144, "active": 100096, "flops": 39550976},
+             {"parameters": 776448, "active": 246080, "flops": 96534528}],
+        "An RMSNorm has a weight only: without biases, nothing has a bias.":
+            [{"parameters": 166144, "active": 166144, "flops": 32735232},
+             {"parameters": 230016, "active": 230016, "flops": 66650112},
+             {"parameters": 768640, "active": 307840, "flops": 96534528},
+             {"parameters": 166144, "active": 166144, "flops": 39550976},
+             {"parameters": 776448, "active": 310080, "flops": 96534528}],
+        "Each layer has two norms, and one more follows the last layer.":
+            [{"parameters": 166016, "active": 166016, "flops": 32735232},
+             {"parameters": 229632, "active": 229632, "flops": 66650112},
+             {"parameters": 768256, "active": 307456, "flops": 96534528},
+             {"parameters": 166016, "active": 166016, "flops": 39550976},
+             {"parameters": 776320, "active": 309952, "flops": 96534528}],
+        "Only learned positions have embeddings. RoPE has no parameters.":
+            [{"parameters": 166144, "active": 166144, "flops": 32735232},
+             {"parameters": 231744, "active": 231744, "flops": 66650112},
+             {"parameters": 770368, "active": 309568, "flops": 96534528},
+             {"parameters": 166144, "active": 166144, "flops": 39550976},
+             {"parameters": 778496, "active": 312128, "flops": 96534528}],
+        "With recomputation, each layer's forward pass runs twice.":
+            [{"parameters": 166144, "active": 166144, "flops": 32735232},
+             {"parameters": 229696, "active": 229696, "flops": 66650112},
+             {"parameters": 768320, "active": 307520, "flops": 96534528},
+             {"parameters": 166144, "active": 166144, "flops": 32735232},
+             {"parameters": 776448, "active": 310080, "flops": 96534528}],
     })
 ### BEGIN HIDDEN TESTS
 from lablib import blocks
@@ -346,6 +384,31 @@ check.function(count_transformer, cases=check.draw(8, model=drawn_model, batch=r
 # %% [raw] mutant="count-transformer" hint="looked up"
 # -    token = model["layers"] * layer * passes + 3 * 2 * output
 # +    token = model["layers"] * layer * passes + 3 * 2 * output * (1 if model["tied"] else 2)
+
+# %% [raw] mutant="count-transformer" hint="its matrix, which takes FLOPs"
+# -    layer = 2 * (attention + router + model["chosen"] * expert) + 4 * s * h
+# +    layer = 2 * (attention + model["chosen"] * expert) + 4 * s * h
+
+# %% [raw] mutant="count-transformer" hint="Only experts can be inactive"
+# -    return {"parameters": parameters, "active": active, "flops": batch * s * token}
+# +    active -= output + (s * h if model["learned"] else 0)
+# +    return {"parameters": parameters, "active": active, "flops": batch * s * token}
+
+# %% [raw] mutant="count-transformer" hint="An RMSNorm has a weight only"
+# -    norm = h * (1 + biases)
+# +    norm = 2 * h
+
+# %% [raw] mutant="count-transformer" hint="one more follows the last layer"
+# -    once = output * (1 if model["tied"] else 2) + (s * h if model["learned"] else 0) + norm
+# +    once = output * (1 if model["tied"] else 2) + (s * h if model["learned"] else 0)
+
+# %% [raw] mutant="count-transformer" hint="Only learned positions"
+# -    once = output * (1 if model["tied"] else 2) + (s * h if model["learned"] else 0) + norm
+# +    once = output * (1 if model["tied"] else 2) + s * h + norm
+
+# %% [raw] mutant="count-transformer" hint="each layer's forward pass runs twice"
+# -    passes = 4 if recompute else 3
+# +    passes = 3
 
 # %% [markdown]
 # Now count some full-size models. How close is $6N$, if $N$ is the number of active parameters?
@@ -436,11 +499,18 @@ virtual |= published.modeled(published.TABLE_1[8:9])
 
 # %% tags=["explore"] short={"published.TABLE_1[9:]": "published.TABLE_1[4:5]"}
 virtual |= published.modeled(published.TABLE_1[9:])
-published.compare([row for row in published.TABLE_1 if row.name in virtual], predicted_teraflops, virtual)
+shown = [row for row in published.TABLE_1 if row.name in virtual]
+published.compare(shown, predicted_teraflops, virtual)
 check.compare("days for GPT-3", guess_gpt3_days, published.DAYS["GPT-3"])
 check.compare("days for a trillion parameters", guess_trillion_days, published.DAYS["a trillion"])
+published.draw(shown, predicted_teraflops, virtual)
 
 # %% [markdown]
+# The published throughput rises with the model from 18.4 billion parameters on, although ever more GPUs communicate:
+# the larger a layer's matrices, the higher their arithmetic intensity, and batches grow with the number of stages, so the
+# bubble stays small. The virtual GPUs follow this trend, and where they are wrong, they are mostly too fast. Were you
+# wrong about the trend, or by a constant factor?
+#
 # The paper computes the days with its equation 4: $8TP/(nX)$ seconds for $T$ tokens, $P$ parameters, and $n$ GPUs at
 # $X$ FLOP/s each. That assumes that nothing ever goes wrong. How do runs compare that really took place?
 
@@ -460,11 +530,13 @@ published.compare_hours(predicted_hours)
 # %% [markdown]
 # ## Reading a log
 #
-# A third of the peak: where did the rest go? The run in this log is invented, but everything in it happens in real
-# runs. How well did it use its GPUs?
+# A third of the peak: where did the rest go? The run in this log is invented and drawn for you, but everything in it
+# happens in real runs. How well did it use its GPUs? Estimate the share of the peak from one line and $6N$ before you go
+# on.
 
 # %% tags=["explore"]
-print(training_log(16))
+my_log = training_log(personal.dice("log").randrange(10**6))
+print(my_log)
 
 # %% [markdown]
 # "How well" can mean three different things:
@@ -664,6 +736,13 @@ check.function(read_utilization, cases=drawn, rel=1e-4, expected=used)
 # +    executed = each
 
 # %% [markdown]
+# What does it say about your run?
+
+# %% tags=["explore"]
+for name, share in read_utilization(my_log).items():
+    print(f"{name:8} {result(f'{share:.1%}')}")
+
+# %% [markdown]
 # Now a real log. BLOOM's team quotes this line in [its
 # chronicle](https://github.com/bigscience-workshop/bigscience/blob/master/train/tr11-176B-ml/chronicles.md) after the
 # first week. It reports 149.02 TFLOP/s per GPU. Are those model FLOPs or hardware FLOPs?
@@ -686,6 +765,314 @@ for name, recompute in (("the model's", False), ("with recomputation", True)):
 # 43% ([Grattafiori et al., 2024](https://arxiv.org/abs/2407.21783), table 4), and its GPU-hours give 34.5%.
 
 # %% [markdown]
+# ## Decide
+#
+# Back to the 100,000 dollars and two weeks. A model of 7.5 billion parameters, trained on Chinchilla's 20 tokens per
+# parameter, needs 150 billion tokens. The GPUs are rented by the hour, for 5.12 dollars (A100 with 80 GB) or 12.29
+# (H100). These were AWS's on-demand prices in us-east-1 until it [cut them by up to
+# 45%](https://aws.amazon.com/blogs/aws/announcing-up-to-45-price-reduction-for-amazon-ec2-nvidia-gpu-accelerated-instances/)
+# in June 2025; look up [today's](https://aws.amazon.com/ec2/pricing/on-demand/) before you plan a real run. Failures need
+# a reserve, so you may not plan with all of the money and time. How large your reserve is, is drawn for you:
+
+# %% tags=["explore"]
+drawn = personal.dice("plan")
+DAYS, BUDGET = drawn.choice([9, 10, 11, 12]), drawn.choice(range(76_000, 92_000, 2000))
+print(f"Plan for at most {result(f'{DAYS} days')} and {result(f'{BUDGET:,} dollars')}.")
+
+# %% [markdown]
+# Each of these options is a cluster and a layout. Add two that you expect to do better. You may use all of the
+# trainer's flags (the job's own are in `JOB`, below, among them `--bf16`), and the GPU models `a100-80gb` and `h100-80gb`.
+# In a terminal, `lab estimate` tries the layouts of a cluster that you leave open, and lists the fastest ones. The more
+# you leave open, the longer it takes, up to many minutes, in which it counts the layouts that it has estimated. This one
+# takes about 15 seconds of CPU time, because it varies pipeline sizes and recomputation only:
+#
+# ```
+# lab estimate --device virtual:h100-80gb --world-size 64 --num-layers 36 --hidden-size 4096 --num-attention-heads 32 \
+#     --seq-length 2048 --max-position-embeddings 2048 --vocab-size 51200 --bf16 --sequence-parallel \
+#     --use-distributed-optimizer --global-batch-size 512 --tensor-model-parallel-size 2 --micro-batch-size 2
+# ```
+
+# %% answer="options"
+# name: (GPU model, number of GPUs, flags)
+my_options = {
+    "64 A100": ("a100-80gb", 64, "--tensor-model-parallel-size 4 --micro-batch-size 4 --recompute-activations"),
+    "256 A100": ("a100-80gb", 256, "--tensor-model-parallel-size 4 --micro-batch-size 4 --recompute-activations"),
+    "64 H100": ("h100-80gb", 64, "--tensor-model-parallel-size 4 --micro-batch-size 4 --recompute-activations"),
+}
+### BEGIN SOLUTION
+my_options |= {
+    "64 H100, TP 2": ("h100-80gb", 64, "--tensor-model-parallel-size 2 --micro-batch-size 2 --recompute-activations"),
+    "32 H100, TP 2": ("h100-80gb", 32, "--tensor-model-parallel-size 2 --micro-batch-size 2 --recompute-activations"),
+}
+### END SOLUTION
+
+# %% tags=["explore"] short={"my_options.items()": "list(my_options.items())[2:4]"}
+JOB = ("--num-layers 36 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048 --max-position-embeddings 2048 "
+       "--vocab-size 51200 --bf16 --sequence-parallel --use-distributed-optimizer --global-batch-size 512 ")
+options, stacks = [], {}
+print(f"{'modeled':16}{'days':>7}{'dollars':>10}  fits")
+for name, (gpu, gpus, flags) in my_options.items():
+    if gpu not in ("a100-80gb", "h100-80gb"):
+        print(bad(f"{name}: {gpu!r} is not on the price list; choose 'a100-80gb' or 'h100-80gb'"))
+        continue
+    (cost,) = costs.of({name: f"--device virtual:{gpu} --world-size {gpus} {flags}"}, JOB)
+    options.append({"name": name, "gpus": gpus, "dollars_per_hour": DOLLARS_PER_HOUR[gpu], "fits": cost.fits,
+                    "tokens_per_second": cost.tokens_per_second})
+    stacks[gpu] = cost.software
+    hours = 150e9 / cost.tokens_per_second / 3600
+    print(f"{name:16}{hours / 24:7.1f}{hours * gpus * DOLLARS_PER_HOUR[gpu]:10,.0f}  "
+          + (good("yes") if cost.fits else bad("NO")))
+for gpu, stack in stacks.items():
+    print(f"software on {gpu}: {stack}")
+
+# %% [markdown]
+# The bills are close to each other, and each of them is an estimate. They do not even compare the GPUs on equal terms.
+# The A100s run the Megatron-LM of 2021, whose modeled step times are off by 4% on average in 18 published runs. The
+# H100s run Megatron Core without Transformer Engine, for which we know no published step time. So what can these
+# figures decide?
+#
+# ### Exercise 3: a decision that survives
+#
+# An option is **feasible** if it fits into memory and meets the deadline and the budget. The best option is the
+# cheapest feasible one. But the real step time of each option may be longer or shorter by up to the fraction `error`,
+# independently of the others. Write `choose_option`, which returns the best option by the estimates, and all
+# **contenders**: the options that some combination of errors would make the best one.
+
+# %% answer="choose-option"
+def choose_option(options, tokens, days, budget, error):
+    """Choose between options.
+
+    Args:
+        options: dictionaries with "name", "gpus", "dollars_per_hour" (of a GPU), "tokens_per_second" (of all GPUs), and
+            "fits".
+        tokens: to train on.
+        days, budget: deadline, and dollars.
+        error: 0.1 if real step times may be up to 10% longer or shorter than estimated.
+
+    Returns:
+        "best": the name of the cheapest feasible option by the estimates; None if none is feasible.
+        "contenders": names of the options that some errors would make the best one, in the order of `options`.
+    """
+    ### BEGIN SOLUTION
+    def dollars(option, factor):
+        """Return the bill if steps take `factor` times as long; infinity if the option is not possible."""
+        hours = factor * tokens / option["tokens_per_second"] / 3600
+        bill = hours * option["gpus"] * option["dollars_per_hour"]
+        return bill if option["fits"] and hours <= 24 * days and bill <= budget else float("inf")
+
+    bills = [dollars(option, 1) for option in options]
+    best = min(bills)
+    lucky = [dollars(option, 1 - error) for option in options]
+    unlucky = [dollars(option, 1 + error) for option in options]
+    contenders = [option["name"] for place, option in enumerate(options) if lucky[place] < float("inf")
+                  and all(lucky[place] < unlucky[other] for other in range(len(options)) if other != place)]
+    return {"best": options[bills.index(best)]["name"] if best < float("inf") else None, "contenders": contenders}
+    ### END SOLUTION
+
+# %% check="choose-option" points=4
+OPTIONS = [{"name": name, "gpus": gpus, "dollars_per_hour": price, "tokens_per_second": rate, "fits": fits}
+           for name, gpus, price, rate, fits in (
+               ("small", 8, 4.0, 90e3, True), ("large", 32, 4.0, 330e3, True), ("full", 16, 4.0, 230e3, False),
+               ("new", 8, 12.0, 250e3, True), ("wide", 64, 4.0, 480e3, True))]
+check.function(
+    choose_option, cases=[{"options": OPTIONS, "tokens": 60e9, "days": days, "budget": budget, "error": error}
+                   for days, budget, error in ((10, 8000, 0.0), (7.5, 8000, 0.05), (7.5, 6450, 0.1), (3, 8000, 0.02), (7.5, 6200, 0.1),
+                                               (1, 8000, 0.1), (7, 7000, 0.25), (8, 6600, 0.04))],
+    expected=[{"best": "small", "contenders": ["small"]}, {"best": "new", "contenders": ["small", "large", "new"]},
+              {"best": "new", "contenders": ["small", "large", "new"]}, {"best": "new", "contenders": ["large", "new"]},
+              {"best": None, "contenders": ["small", "large", "new"]}, {"best": None, "contenders": []},
+              {"best": "new", "contenders": ["small", "large", "new", "wide"]},
+              {"best": "small", "contenders": ["small", "large", "new"]}],
+    hints={
+        "You compare with the best option by the estimates only. What can the others cost at their slowest?":
+            [{"best": "small", "contenders": ["small"]}, {"best": "new", "contenders": ["small", "large", "new"]},
+             {"best": "new", "contenders": ["small", "large", "new"]}, {"best": "new", "contenders": ["large", "new"]},
+             {"best": None, "contenders": ["small", "large", "new"]}, {"best": None, "contenders": []},
+             {"best": "new", "contenders": ["small", "large", "new", "wide"]},
+             {"best": "small", "contenders": ["small", "new"]}],
+        "An option that does not fit into memory never runs.":
+            [{"best": "full", "contenders": ["full"]}, {"best": "full", "contenders": ["full"]},
+             {"best": "full", "contenders": ["full"]}, {"best": "new", "contenders": ["large", "full", "new"]},
+             {"best": "full", "contenders": ["full"]}, {"best": None, "contenders": []},
+             {"best": "full", "contenders": ["small", "large", "full", "new"]}, {"best": "full", "contenders": ["full"]}],
+        "Some of these options miss the deadline.":
+            [{"best": "small", "contenders": ["small"]}, {"best": "small", "contenders": ["small", "large", "new"]},
+             {"best": "small", "contenders": ["small", "large", "new"]}, {"best": "small", "contenders": ["small"]},
+             {"best": "small", "contenders": ["small", "large", "new"]},
+             {"best": "small", "contenders": ["small", "large", "new"]},
+             {"best": "small", "contenders": ["small", "large", "new", "wide"]},
+             {"best": "small", "contenders": ["small", "new"]}],
+        "Some of these options cost more than the budget.":
+            [{"best": "small", "contenders": ["small"]}, {"best": "new", "contenders": ["small", "large", "new"]},
+             {"best": "new", "contenders": ["small", "large", "new"]}, {"best": "new", "contenders": ["large", "new"]},
+             {"best": "new", "contenders": ["small", "large", "new"]}, {"best": None, "contenders": []},
+             {"best": "new", "contenders": ["small", "large", "new", "wide"]},
+             {"best": "small", "contenders": ["small", "large", "new"]}],
+        "The errors are independent: they need not be of the same sign.":
+            [{"best": "small", "contenders": ["small"]}, {"best": "new", "contenders": ["small"]},
+             {"best": "new", "contenders": ["small"]}, {"best": "new", "contenders": ["new"]},
+             {"best": None, "contenders": ["small"]}, {"best": None, "contenders": []},
+             {"best": "new", "contenders": ["small"]}, {"best": "small", "contenders": ["small"]}],
+        "An error may also push an option past the deadline or the budget, or back within them.":
+            [{"best": "small", "contenders": ["small"]}, {"best": "new", "contenders": ["large", "new"]},
+             {"best": "new", "contenders": ["new"]}, {"best": "new", "contenders": ["large", "new"]},
+             {"best": None, "contenders": []}, {"best": None, "contenders": []},
+             {"best": "new", "contenders": ["large", "new"]}, {"best": "small", "contenders": ["small", "new"]}],
+        "You pay for every GPU.":
+            [{"best": "wide", "contenders": ["wide"]}, {"best": "wide", "contenders": ["wide"]},
+             {"best": "wide", "contenders": ["wide"]}, {"best": "wide", "contenders": ["wide"]},
+             {"best": "wide", "contenders": ["wide"]}, {"best": None, "contenders": []},
+             {"best": "wide", "contenders": ["large", "wide"]}, {"best": "wide", "contenders": ["wide"]}],
+        "All others may be slower than estimated, too, when an option is at its fastest. And the error is one of the step "
+        "time: a time that is 25% longer is a throughput that is 20% lower.":
+            [{"best": "small", "contenders": ["small"]}, {"best": "new", "contenders": ["small", "large", "new"]},
+             {"best": "new", "contenders": ["small", "large", "new"]}, {"best": "new", "contenders": ["large", "new"]},
+             {"best": None, "contenders": ["small", "large", "new"]}, {"best": None, "contenders": []},
+             {"best": "new", "contenders": ["small", "large", "new"]}, {"best": "small", "contenders": ["small"]}],
+        "An option that misses the deadline or the budget rules out no other one.":
+            [{"best": "small", "contenders": []}, {"best": "new", "contenders": []}, {"best": "new", "contenders": []},
+             {"best": "new", "contenders": []}, {"best": None, "contenders": []}, {"best": None, "contenders": []},
+             {"best": "new", "contenders": ["small", "large", "new"]}, {"best": "small", "contenders": []}],
+    })
+### BEGIN HIDDEN TESTS
+from itertools import product
+
+
+def decided(options, tokens, days, budget, error):
+    """Return the same by trying all combinations of the largest errors."""
+    def cheapest(factors):
+        possible = []
+        for factor, option in zip(factors, options, strict=True):
+            seconds = factor * tokens / option["tokens_per_second"]
+            bill = seconds / 3600 * option["gpus"] * option["dollars_per_hour"]
+            if option["fits"] and seconds <= 86400 * days and bill <= budget:
+                possible.append((bill, option["name"]))
+        return min(possible)[1] if possible else None
+
+    winners = {cheapest(factors) for factors in product((1 - error, 1 + error), repeat=len(options))}
+    return {"best": cheapest([1] * len(options)),
+            "contenders": [option["name"] for option in options if option["name"] in winners]}
+
+
+def drawn_decision(dice):
+    tokens, options = dice.uniform(20e9, 300e9), []
+    for name in ("a", "b", "c", "d", "e")[:dice.randint(2, 5)]:
+        gpus, price = dice.choice([8, 16, 32, 64]), dice.choice([1.5, 4.0, 10.0])
+        options.append({"name": name, "gpus": gpus, "dollars_per_hour": price, "fits": dice.random() < 0.8,
+                        "tokens_per_second": gpus * price * dice.uniform(900, 1300)})
+    dice.shuffle(options)
+    hours = [tokens / option["tokens_per_second"] / 3600 for option in options]
+    bills = [one * option["gpus"] * option["dollars_per_hour"] for one, option in zip(hours, options, strict=True)]
+    return {"options": options, "tokens": tokens, "days": dice.choice(hours) / 24 * dice.uniform(0.9, 1.5),
+            "budget": dice.choice(bills) * dice.uniform(0.95, 1.3), "error": dice.uniform(0.01, 0.4)}
+
+
+check.function(choose_option, cases=[case["drawn"] for case in check.draw(64, drawn=drawn_decision)], expected=decided)
+### END HIDDEN TESTS
+
+# %% [raw] mutant="choose-option" hint="does not fit"
+# -        return bill if option["fits"] and hours <= 24 * days and bill <= budget else float("inf")
+# +        return bill if hours <= 24 * days and bill <= budget else float("inf")
+
+# %% [raw] mutant="choose-option" hint="deadline"
+# -        return bill if option["fits"] and hours <= 24 * days and bill <= budget else float("inf")
+# +        return bill if option["fits"] and bill <= budget else float("inf")
+
+# %% [raw] mutant="choose-option" hint="of the same sign"
+# -    unlucky = [dollars(option, 1 + error) for option in options]
+# +    unlucky = lucky
+
+# %% [raw] mutant="choose-option" hint="past the deadline or the budget"
+# -    unlucky = [dollars(option, 1 + error) for option in options]
+# -    contenders = [option["name"] for place, option in enumerate(options) if lucky[place] < float("inf")
+# -                  and all(lucky[place] < unlucky[other] for other in range(len(options)) if other != place)]
+# +    unlucky = [bill * (1 + error) for bill in bills]
+# +    contenders = [option["name"] for place, option in enumerate(options) if bills[place] < float("inf")
+# +                  and all(lucky[place] < unlucky[other] for other in range(len(options)) if other != place)]
+
+# %% [raw] mutant="choose-option" hint="All others may be slower"
+# -    unlucky = [dollars(option, 1 + error) for option in options]
+# +    unlucky = bills
+
+# %% [raw] mutant="choose-option" hint="one of the step time"
+# -    lucky = [dollars(option, 1 - error) for option in options]
+# -    unlucky = [dollars(option, 1 + error) for option in options]
+# +    lucky = [dollars(option, 1 / (1 + error)) for option in options]
+# +    unlucky = [dollars(option, 1 / (1 - error)) for option in options]
+
+# %% [raw] mutant="choose-option" hint="with the best option by the estimates only"
+# -                  and all(lucky[place] < unlucky[other] for other in range(len(options)) if other != place)]
+# +                  and lucky[place] <= best * (1 + error)]
+
+# %% [raw] mutant="choose-option" hint="more than the budget"
+# -        return bill if option["fits"] and hours <= 24 * days and bill <= budget else float("inf")
+# +        return bill if option["fits"] and hours <= 24 * days else float("inf")
+
+# %% [raw] mutant="choose-option" hint="rules out no other one"
+# -    unlucky = [dollars(option, 1 + error) for option in options]
+# +    unlucky = [(1 + error) * tokens / option["tokens_per_second"] / 3600 * option["gpus"] * option["dollars_per_hour"]
+# +               for option in options]
+
+# %% [raw] mutant="choose-option" hint="pay for every GPU"
+# -        bill = hours * option["gpus"] * option["dollars_per_hour"]
+# +        bill = hours * option["dollars_per_hour"]
+
+# %% tags=["explore"]
+for error in (0.0, 0.04, 0.1):
+    found = choose_option(options, 150e9, DAYS, BUDGET, error)
+    print(f"error {error:4.0%}: best {result(found['best'])}; contenders: {', '.join(found['contenders'])}")
+
+# %% [markdown]
+# So you can afford 7 billion parameters. But how many contenders are left at 10%, and are they all of one GPU model? The
+# estimates alone do not tell you which GPUs to rent, and an option that meets the deadline on paper may miss it. They
+# have still ruled out the hopeless options, such as the 256 A100s. To decide between the others, rent each cluster for an hour, measure the step time, and read the log as in Exercise 2.
+
+# %% [markdown]
+# ### The rest of the bill
+#
+# Energy is power times time. A GPU's rated power is an upper bound for the GPU itself, which draws less while it waits.
+# CPUs, network, and cooling come on top of it. And the model has to fit: before any activations, training in bf16 with
+# Adam takes 18 bytes per parameter (2 for the bf16 weight, and 4 each for the fp32 gradient, the master weight, and
+# Adam's two moments; see [Make it fit](06_memory.ipynb)).
+
+# %% tags=["explore"]
+for run in published.RUNS:
+    dollars = run.gpu_hours * DOLLARS_PER_HOUR[run.card]
+    print(f"{run.name:16}{run.gpu_hours * run.watts / 1e6:8,.0f} MWh at {run.watts} W, {dollars / 1e6:6,.1f} million "
+          "dollars on demand")
+each = state_bytes("bf16").total
+for row in published.TABLE_1[::3]:
+    shape = {**DENSE, "groups": row.heads, "layers": row.layers, "hidden": row.hidden, "heads": row.heads,
+             "ffn": 4 * row.hidden, "vocabulary": 51200, "sequence": 2048}
+    size = count_transformer(shape)["parameters"]
+    print(f"{row.name:8}{size * each / 1e12:6.2f} TB of model state, at least {-(-size * each // 80e9):4.0f} GPUs "
+          "with 80 GB")
+
+# %% [markdown]
+# BLOOM's team published the same 433 MWh, computed in the same way ([Luccioni et al.,
+# 2022](https://arxiv.org/abs/2211.02001)). DeepSeek's team puts the cost of pretraining at 5.3 million dollars, because
+# it assumes 2 dollars per GPU-hour ([DeepSeek-AI, 2024](https://arxiv.org/abs/2412.19437), table 1). A price list is an
+# assumption like any other.
+#
+# One last prediction, from the one number that you remember from this lab. MT-NLG has 530 billion parameters and was
+# trained on 270 billion tokens ([Smith et al., 2022](https://arxiv.org/abs/2201.11990)). How many days does that take
+# on 280 nodes with eight A100s each?
+
+# %% answer="guess-mt-nlg"
+### BEGIN SOLUTION
+guess_mt_nlg_days = 43.0
+### END SOLUTION
+
+# %% tags=["explore"]
+run = published.MT_NLG
+iterations = run["tokens"] / (run["batch"] * run["sequence"])
+check.compare("days on 280 nodes", guess_mt_nlg_days, iterations * run["seconds"] / 86400)
+
+# %% [markdown]
+# The published figure behind this is a step time: 60.1 s for 1,920 sequences of 2,048 tokens (section 2.4), so the days
+# include no evaluation, checkpoint, or failure. By $6ND$, they are 30% of the peak. A third would have been 43 days.
+
+# %% [markdown]
 # ## A run that stops
 #
 # The more GPUs, the more often something breaks. One of BLOOM's 384 died every week or so, OPT's team lost [about two
@@ -694,7 +1081,7 @@ for name, recompute in (("the model's", False), ("with recomputation", True)):
 # hours ([Grattafiori et al., 2024](https://arxiv.org/abs/2407.21783), section 3.3.4). Each one costs the time of a
 # restart, and all steps since the last checkpoint.
 #
-# ### Exercise 3: how often should it save?
+# ### Exercise 4: how often should it save?
 #
 # Rare checkpoints lose many steps, and frequent ones cost time themselves. Find the best interval for a run whose failures
 # you know. Such a run has these properties:
@@ -951,7 +1338,7 @@ for name in ("parameters", "step_flops", "teraflops", "days", "gpu_hours", "doll
     print(f"{name:12} {PLAN[name]:.4g}")
 
 # %% [markdown]
-# ### Exercise 4: an auditor
+# ### Exercise 5: an auditor
 #
 # Write `audit`, which returns the names of a plan's wrong results. Recompute each result from the plan's inputs
 # (`model` to `dollars_per_hour`) and from the results above it, **as the plan states them**: a result that uses a wrong
@@ -1107,308 +1494,6 @@ print("does not follow:", bad(", ".join(audit(PLAN))))
 # you can judge: 6.7 TFLOP/s is 2% of an A100's peak, and no large model should be that slow.
 
 # %% [markdown]
-# ## Decide
-#
-# Back to the 100,000 dollars and two weeks. A model of 7.5 billion parameters, trained on Chinchilla's 20 tokens per
-# parameter, needs 150 billion tokens. The GPUs are rented by the hour, for 5.12 dollars (A100 with 80 GB) or 12.29
-# (H100). These were AWS's on-demand prices in us-east-1 until it [cut them by up to
-# 45%](https://aws.amazon.com/blogs/aws/announcing-up-to-45-price-reduction-for-amazon-ec2-nvidia-gpu-accelerated-instances/)
-# in June 2025; look up [today's](https://aws.amazon.com/ec2/pricing/on-demand/) before you plan a real run. To keep a
-# reserve for failures, allow the run 80,000 dollars and ten days.
-#
-# Each of these options is a cluster and a layout. Add two that you expect to do better. You may use all of the
-# trainer's flags (the job's own are in `JOB`, below, among them `--bf16`), and the GPU models `a100-80gb` and `h100-80gb`.
-# In a terminal, `lab estimate` tries the layouts of a cluster that you leave open, and lists the fastest ones. The more
-# you leave open, the longer it takes, up to many minutes. This one takes about 15 seconds of CPU time, because it varies
-# pipeline sizes and recomputation only:
-#
-# ```
-# lab estimate --device virtual:h100-80gb --world-size 64 --num-layers 36 --hidden-size 4096 --num-attention-heads 32 \
-#     --seq-length 2048 --max-position-embeddings 2048 --vocab-size 51200 --bf16 --sequence-parallel \
-#     --use-distributed-optimizer --global-batch-size 512 --tensor-model-parallel-size 2 --micro-batch-size 2
-# ```
-
-# %% answer="options"
-# name: (GPU model, number of GPUs, flags)
-my_options = {
-    "64 A100": ("a100-80gb", 64, "--tensor-model-parallel-size 4 --micro-batch-size 4 --recompute-activations"),
-    "256 A100": ("a100-80gb", 256, "--tensor-model-parallel-size 4 --micro-batch-size 4 --recompute-activations"),
-    "64 H100": ("h100-80gb", 64, "--tensor-model-parallel-size 4 --micro-batch-size 4 --recompute-activations"),
-}
-### BEGIN SOLUTION
-my_options |= {
-    "64 H100, TP 2": ("h100-80gb", 64, "--tensor-model-parallel-size 2 --micro-batch-size 2 --recompute-activations"),
-    "32 H100, TP 2": ("h100-80gb", 32, "--tensor-model-parallel-size 2 --micro-batch-size 2 --recompute-activations"),
-}
-### END SOLUTION
-
-# %% tags=["explore"] short={"my_options.items()": "list(my_options.items())[2:4]"}
-JOB = ("--num-layers 36 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048 --max-position-embeddings 2048 "
-       "--vocab-size 51200 --bf16 --sequence-parallel --use-distributed-optimizer --global-batch-size 512 ")
-options, stacks = [], {}
-print(f"{'modeled':16}{'days':>7}{'dollars':>10}  fits")
-for name, (gpu, gpus, flags) in my_options.items():
-    if gpu not in ("a100-80gb", "h100-80gb"):
-        print(bad(f"{name}: {gpu!r} is not on the price list; choose 'a100-80gb' or 'h100-80gb'"))
-        continue
-    (cost,) = costs.of({name: f"--device virtual:{gpu} --world-size {gpus} {flags}"}, JOB)
-    options.append({"name": name, "gpus": gpus, "dollars_per_hour": DOLLARS_PER_HOUR[gpu], "fits": cost.fits,
-                    "tokens_per_second": cost.tokens_per_second})
-    stacks[gpu] = cost.software
-    hours = 150e9 / cost.tokens_per_second / 3600
-    print(f"{name:16}{hours / 24:7.1f}{hours * gpus * DOLLARS_PER_HOUR[gpu]:10,.0f}  "
-          + (good("yes") if cost.fits else bad("NO")))
-for gpu, stack in stacks.items():
-    print(f"software on {gpu}: {stack}")
-
-# %% [markdown]
-# The bills are close to each other, and each of them is an estimate. They do not even compare the GPUs on equal terms.
-# The A100s run the Megatron-LM of 2021, whose modeled step times are off by 4% on average in 18 published runs. The
-# H100s run Megatron Core without Transformer Engine, for which we know no published step time. So what can these
-# figures decide?
-#
-# ### Exercise 5: a decision that survives
-#
-# An option is **feasible** if it fits into memory and meets the deadline and the budget. The best option is the
-# cheapest feasible one. But the real step time of each option may be longer or shorter by up to the fraction `error`,
-# independently of the others. Write `choose_option`, which returns the best option by the estimates, and all
-# **contenders**: the options that some combination of errors would make the best one.
-
-# %% answer="choose-option"
-def choose_option(options, tokens, days, budget, error):
-    """Choose between options.
-
-    Args:
-        options: dictionaries with "name", "gpus", "dollars_per_hour" (of a GPU), "tokens_per_second" (of all GPUs), and
-            "fits".
-        tokens: to train on.
-        days, budget: deadline, and dollars.
-        error: 0.1 if real step times may be up to 10% longer or shorter than estimated.
-
-    Returns:
-        "best": the name of the cheapest feasible option by the estimates; None if none is feasible.
-        "contenders": names of the options that some errors would make the best one, in the order of `options`.
-    """
-    ### BEGIN SOLUTION
-    def dollars(option, factor):
-        """Return the bill if steps take `factor` times as long; infinity if the option is not possible."""
-        hours = factor * tokens / option["tokens_per_second"] / 3600
-        bill = hours * option["gpus"] * option["dollars_per_hour"]
-        return bill if option["fits"] and hours <= 24 * days and bill <= budget else float("inf")
-
-    bills = [dollars(option, 1) for option in options]
-    best = min(bills)
-    lucky = [dollars(option, 1 - error) for option in options]
-    unlucky = [dollars(option, 1 + error) for option in options]
-    contenders = [option["name"] for place, option in enumerate(options) if lucky[place] < float("inf")
-                  and all(lucky[place] < unlucky[other] for other in range(len(options)) if other != place)]
-    return {"best": options[bills.index(best)]["name"] if best < float("inf") else None, "contenders": contenders}
-    ### END SOLUTION
-
-# %% check="choose-option" points=4
-OPTIONS = [{"name": name, "gpus": gpus, "dollars_per_hour": price, "tokens_per_second": rate, "fits": fits}
-           for name, gpus, price, rate, fits in (
-               ("small", 8, 4.0, 90e3, True), ("large", 32, 4.0, 330e3, True), ("full", 16, 4.0, 230e3, False),
-               ("new", 8, 12.0, 250e3, True), ("wide", 64, 4.0, 480e3, True))]
-check.function(
-    choose_option, cases=[{"options": OPTIONS, "tokens": 60e9, "days": days, "budget": budget, "error": error}
-                   for days, budget, error in ((10, 8000, 0.0), (7.5, 8000, 0.05), (7.5, 6450, 0.1), (3, 8000, 0.02), (7.5, 6200, 0.1),
-                                               (1, 8000, 0.1), (7, 7000, 0.25), (8, 6600, 0.04))],
-    expected=[{"best": "small", "contenders": ["small"]}, {"best": "new", "contenders": ["small", "large", "new"]},
-              {"best": "new", "contenders": ["small", "large", "new"]}, {"best": "new", "contenders": ["large", "new"]},
-              {"best": None, "contenders": ["small", "large", "new"]}, {"best": None, "contenders": []},
-              {"best": "new", "contenders": ["small", "large", "new", "wide"]},
-              {"best": "small", "contenders": ["small", "large", "new"]}],
-    hints={
-        "You compare with the best option by the estimates only. What can the others cost at their slowest?":
-            [{"best": "small", "contenders": ["small"]}, {"best": "new", "contenders": ["small", "large", "new"]},
-             {"best": "new", "contenders": ["small", "large", "new"]}, {"best": "new", "contenders": ["large", "new"]},
-             {"best": None, "contenders": ["small", "large", "new"]}, {"best": None, "contenders": []},
-             {"best": "new", "contenders": ["small", "large", "new", "wide"]},
-             {"best": "small", "contenders": ["small", "new"]}],
-        "An option that does not fit into memory never runs.":
-            [{"best": "full", "contenders": ["full"]}, {"best": "full", "contenders": ["full"]},
-             {"best": "full", "contenders": ["full"]}, {"best": "new", "contenders": ["large", "full", "new"]},
-             {"best": "full", "contenders": ["full"]}, {"best": None, "contenders": []},
-             {"best": "full", "contenders": ["small", "large", "full", "new"]}, {"best": "full", "contenders": ["full"]}],
-        "Some of these options miss the deadline.":
-            [{"best": "small", "contenders": ["small"]}, {"best": "small", "contenders": ["small", "large", "new"]},
-             {"best": "small", "contenders": ["small", "large", "new"]}, {"best": "small", "contenders": ["small"]},
-             {"best": "small", "contenders": ["small", "large", "new"]},
-             {"best": "small", "contenders": ["small", "large", "new"]},
-             {"best": "small", "contenders": ["small", "large", "new", "wide"]},
-             {"best": "small", "contenders": ["small", "new"]}],
-        "Some of these options cost more than the budget.":
-            [{"best": "small", "contenders": ["small"]}, {"best": "new", "contenders": ["small", "large", "new"]},
-             {"best": "new", "contenders": ["small", "large", "new"]}, {"best": "new", "contenders": ["large", "new"]},
-             {"best": "new", "contenders": ["small", "large", "new"]}, {"best": None, "contenders": []},
-             {"best": "new", "contenders": ["small", "large", "new", "wide"]},
-             {"best": "small", "contenders": ["small", "large", "new"]}],
-        "The errors are independent: they need not be of the same sign.":
-            [{"best": "small", "contenders": ["small"]}, {"best": "new", "contenders": ["small"]},
-             {"best": "new", "contenders": ["small"]}, {"best": "new", "contenders": ["new"]},
-             {"best": None, "contenders": ["small"]}, {"best": None, "contenders": []},
-             {"best": "new", "contenders": ["small"]}, {"best": "small", "contenders": ["small"]}],
-        "An error may also push an option past the deadline or the budget, or back within them.":
-            [{"best": "small", "contenders": ["small"]}, {"best": "new", "contenders": ["large", "new"]},
-             {"best": "new", "contenders": ["new"]}, {"best": "new", "contenders": ["large", "new"]},
-             {"best": None, "contenders": []}, {"best": None, "contenders": []},
-             {"best": "new", "contenders": ["large", "new"]}, {"best": "small", "contenders": ["small", "new"]}],
-        "You pay for every GPU.":
-            [{"best": "wide", "contenders": ["wide"]}, {"best": "wide", "contenders": ["wide"]},
-             {"best": "wide", "contenders": ["wide"]}, {"best": "wide", "contenders": ["wide"]},
-             {"best": "wide", "contenders": ["wide"]}, {"best": None, "contenders": []},
-             {"best": "wide", "contenders": ["large", "wide"]}, {"best": "wide", "contenders": ["wide"]}],
-        "All others may be slower than estimated, too, when an option is at its fastest. And the error is one of the step "
-        "time: a time that is 25% longer is a throughput that is 20% lower.":
-            [{"best": "small", "contenders": ["small"]}, {"best": "new", "contenders": ["small", "large", "new"]},
-             {"best": "new", "contenders": ["small", "large", "new"]}, {"best": "new", "contenders": ["large", "new"]},
-             {"best": None, "contenders": ["small", "large", "new"]}, {"best": None, "contenders": []},
-             {"best": "new", "contenders": ["small", "large", "new"]}, {"best": "small", "contenders": ["small"]}],
-        "An option that misses the deadline or the budget rules out no other one.":
-            [{"best": "small", "contenders": []}, {"best": "new", "contenders": []}, {"best": "new", "contenders": []},
-             {"best": "new", "contenders": []}, {"best": None, "contenders": []}, {"best": None, "contenders": []},
-             {"best": "new", "contenders": ["small", "large", "new"]}, {"best": "small", "contenders": []}],
-    })
-### BEGIN HIDDEN TESTS
-from itertools import product
-
-
-def decided(options, tokens, days, budget, error):
-    """Return the same by trying all combinations of the largest errors."""
-    def cheapest(factors):
-        possible = []
-        for factor, option in zip(factors, options, strict=True):
-            seconds = factor * tokens / option["tokens_per_second"]
-            bill = seconds / 3600 * option["gpus"] * option["dollars_per_hour"]
-            if option["fits"] and seconds <= 86400 * days and bill <= budget:
-                possible.append((bill, option["name"]))
-        return min(possible)[1] if possible else None
-
-    winners = {cheapest(factors) for factors in product((1 - error, 1 + error), repeat=len(options))}
-    return {"best": cheapest([1] * len(options)),
-            "contenders": [option["name"] for option in options if option["name"] in winners]}
-
-
-def drawn_decision(dice):
-    tokens, options = dice.uniform(20e9, 300e9), []
-    for name in ("a", "b", "c", "d", "e")[:dice.randint(2, 5)]:
-        gpus, price = dice.choice([8, 16, 32, 64]), dice.choice([1.5, 4.0, 10.0])
-        options.append({"name": name, "gpus": gpus, "dollars_per_hour": price, "fits": dice.random() < 0.8,
-                        "tokens_per_second": gpus * price * dice.uniform(900, 1300)})
-    dice.shuffle(options)
-    hours = [tokens / option["tokens_per_second"] / 3600 for option in options]
-    bills = [one * option["gpus"] * option["dollars_per_hour"] for one, option in zip(hours, options, strict=True)]
-    return {"options": options, "tokens": tokens, "days": dice.choice(hours) / 24 * dice.uniform(0.9, 1.5),
-            "budget": dice.choice(bills) * dice.uniform(0.95, 1.3), "error": dice.uniform(0.01, 0.4)}
-
-
-check.function(choose_option, cases=[case["drawn"] for case in check.draw(64, drawn=drawn_decision)], expected=decided)
-### END HIDDEN TESTS
-
-# %% [raw] mutant="choose-option" hint="does not fit"
-# -        return bill if option["fits"] and hours <= 24 * days and bill <= budget else float("inf")
-# +        return bill if hours <= 24 * days and bill <= budget else float("inf")
-
-# %% [raw] mutant="choose-option" hint="deadline"
-# -        return bill if option["fits"] and hours <= 24 * days and bill <= budget else float("inf")
-# +        return bill if option["fits"] and bill <= budget else float("inf")
-
-# %% [raw] mutant="choose-option" hint="of the same sign"
-# -    unlucky = [dollars(option, 1 + error) for option in options]
-# +    unlucky = lucky
-
-# %% [raw] mutant="choose-option" hint="past the deadline or the budget"
-# -    unlucky = [dollars(option, 1 + error) for option in options]
-# -    contenders = [option["name"] for place, option in enumerate(options) if lucky[place] < float("inf")
-# -                  and all(lucky[place] < unlucky[other] for other in range(len(options)) if other != place)]
-# +    unlucky = [bill * (1 + error) for bill in bills]
-# +    contenders = [option["name"] for place, option in enumerate(options) if bills[place] < float("inf")
-# +                  and all(lucky[place] < unlucky[other] for other in range(len(options)) if other != place)]
-
-# %% [raw] mutant="choose-option" hint="All others may be slower"
-# -    unlucky = [dollars(option, 1 + error) for option in options]
-# +    unlucky = bills
-
-# %% [raw] mutant="choose-option" hint="one of the step time"
-# -    lucky = [dollars(option, 1 - error) for option in options]
-# -    unlucky = [dollars(option, 1 + error) for option in options]
-# +    lucky = [dollars(option, 1 / (1 + error)) for option in options]
-# +    unlucky = [dollars(option, 1 / (1 - error)) for option in options]
-
-# %% [raw] mutant="choose-option" hint="with the best option by the estimates only"
-# -                  and all(lucky[place] < unlucky[other] for other in range(len(options)) if other != place)]
-# +                  and lucky[place] <= best * (1 + error)]
-
-# %% [raw] mutant="choose-option" hint="more than the budget"
-# -        return bill if option["fits"] and hours <= 24 * days and bill <= budget else float("inf")
-# +        return bill if option["fits"] and hours <= 24 * days else float("inf")
-
-# %% [raw] mutant="choose-option" hint="rules out no other one"
-# -    unlucky = [dollars(option, 1 + error) for option in options]
-# +    unlucky = [(1 + error) * tokens / option["tokens_per_second"] / 3600 * option["gpus"] * option["dollars_per_hour"]
-# +               for option in options]
-
-# %% [raw] mutant="choose-option" hint="pay for every GPU"
-# -        bill = hours * option["gpus"] * option["dollars_per_hour"]
-# +        bill = hours * option["dollars_per_hour"]
-
-# %% tags=["explore"]
-for error in (0.0, 0.04, 0.1):
-    found = choose_option(options, 150e9, 10, 80_000, error)
-    print(f"error {error:4.0%}: best {result(found['best'])}; contenders: {', '.join(found['contenders'])}")
-
-# %% [markdown]
-# So you can afford 7 billion parameters. But how many contenders are left at 10%, and are they all of one GPU model? The
-# estimates alone do not tell you which GPUs to rent, and an option that meets the deadline on paper may miss it. They
-# have still ruled out the hopeless options, such as the 256 A100s. To decide between the others, rent each cluster for an hour, measure the step time, and read the log as in Exercise 2.
-
-# %% [markdown]
-# ### The rest of the bill
-#
-# Energy is power times time. A GPU's rated power is an upper bound for the GPU itself, which draws less while it waits.
-# CPUs, network, and cooling come on top of it. And the model has to fit: before any activations, training in bf16 with
-# Adam takes 18 bytes per parameter (2 for the bf16 weight, and 4 each for the fp32 gradient, the master weight, and
-# Adam's two moments; see [Make it fit](06_memory.ipynb)).
-
-# %% tags=["explore"]
-for run in published.RUNS:
-    dollars = run.gpu_hours * DOLLARS_PER_HOUR[run.card]
-    print(f"{run.name:16}{run.gpu_hours * run.watts / 1e6:8,.0f} MWh at {run.watts} W, {dollars / 1e6:6,.1f} million "
-          "dollars on demand")
-each = state_bytes("bf16").total
-for row in published.TABLE_1[::3]:
-    shape = {**DENSE, "groups": row.heads, "layers": row.layers, "hidden": row.hidden, "heads": row.heads,
-             "ffn": 4 * row.hidden, "vocabulary": 51200, "sequence": 2048}
-    size = count_transformer(shape)["parameters"]
-    print(f"{row.name:8}{size * each / 1e12:6.2f} TB of model state, at least {-(-size * each // 80e9):4.0f} GPUs "
-          "with 80 GB")
-
-# %% [markdown]
-# BLOOM's team published the same 433 MWh, computed in the same way ([Luccioni et al.,
-# 2022](https://arxiv.org/abs/2211.02001)). DeepSeek's team puts the cost of pretraining at 5.3 million dollars, because
-# it assumes 2 dollars per GPU-hour ([DeepSeek-AI, 2024](https://arxiv.org/abs/2412.19437), table 1). A price list is an
-# assumption like any other.
-#
-# One last prediction, from the one number that you remember from this lab. MT-NLG has 530 billion parameters and was
-# trained on 270 billion tokens ([Smith et al., 2022](https://arxiv.org/abs/2201.11990)). How many days does that take
-# on 280 nodes with eight A100s each?
-
-# %% answer="guess-mt-nlg"
-### BEGIN SOLUTION
-guess_mt_nlg_days = 43.0
-### END SOLUTION
-
-# %% tags=["explore"]
-run = published.MT_NLG
-iterations = run["tokens"] / (run["batch"] * run["sequence"])
-check.compare("days on 280 nodes", guess_mt_nlg_days, iterations * run["seconds"] / 86400)
-
-# %% [markdown]
-# The published figure behind this is a step time: 60.1 s for 1,920 sequences of 2,048 tokens (section 2.4), so the days
-# include no evaluation, checkpoint, or failure. By $6ND$, they are 30% of the peak. A third would have been 43 days.
-
-# %% [markdown]
 # ## Discuss
 #
 # 1. **What the bill leaves out.** Your plan states a number of days. Why will the training take longer, and how much
@@ -1443,5 +1528,5 @@ check.compare("days on 280 nodes", guess_mt_nlg_days, iterations * run["seconds"
 #
 # **To hand in:** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>); this file is what is graded.
 #
-# **Next:** you have used pipeline stages as a flag and as a column of a table. Now build them: what a pipeline of stages
-# is, and how to keep all of its stages busy, in [Pipeline I](10_pipeline_1.ipynb).
+# **Next:** the state of a trillion parameters does not fit on one GPU, and not on two hundred. Divide it among all of
+# them in [Sharding](08_sharding.ipynb).

@@ -7,12 +7,15 @@ modeled times are compared with; tests/lablib/test_published.py compares the row
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from labcore.colors import result
 from layout_estimator import costs
 from minimegatron.formulas import Gpt, step_flops
 from virtualgpu.core.cards import CARDS
+
+if TYPE_CHECKING:
+    from pipeline_schedules import Drawing
 
 
 class Row(NamedTuple):
@@ -181,6 +184,37 @@ def compare(rows: Sequence[Row], predicted: Mapping[str, float], virtual: Mappin
     errors = [sum(abs(made[row.name] / row.teraflops - 1) for row in rows) / len(rows)
               for made in (predicted, virtual)]
     print(f"mean error: you {result(f'{errors[0]:.1%}')}, the virtual GPUs {errors[1]:.1%}")
+
+
+def draw(rows: Sequence[Row], predicted: Mapping[str, float], virtual: Mapping[str, float]
+         ) -> Drawing:
+    """Plot throughput over the number of parameters: published, predicted, and modeled.
+
+    Args:
+        rows: of table 1.
+        predicted: TFLOP/s per GPU, by name; those that are not positive are left out.
+        virtual: the same, as modeled returns it.
+    """
+    from matplotlib.figure import Figure
+
+    from pipeline_schedules import Drawing
+
+    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    axes = figure.subplots()
+    published = {row.name: row.teraflops for row in rows}
+    lines = {"published": published, "you": predicted, "virtual GPUs (modeled)": virtual}
+    for (name, values), style in zip(lines.items(), ("o-", "s--", "^:"), strict=True):
+        known = [row.name for row in rows if values[row.name] > 0]
+        axes.plot([float(one.removesuffix("B")) for one in known], [values[one] for one in known],
+                  style, label=name, markersize=5)
+    axes.set(xscale="log", xlabel="billions of parameters", ylabel="TFLOP/s per GPU",
+             title="Weak scaling from 32 to 3,072 A100s (Narayanan et al., 2021, table 1)")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return Drawing(figure, "Throughput over model size: " + "; ".join(
+        f"{name} from {values[rows[0].name]:.0f} to {values[rows[-1].name]:.0f} TFLOP/s per GPU"
+        for name, values in lines.items()) + ".")
 
 
 def compare_hours(predicted: Mapping[str, float]) -> None:

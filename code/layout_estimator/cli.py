@@ -12,6 +12,7 @@ import json
 import os
 import shlex
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,7 @@ several kinds.
       --global-batch-size 512 --fp16 --plot pareto.svg
 """
 MAX_ROWS = 20  # of the table, besides the Pareto front
+QUIET = 20.0  # seconds between two lines of progress that are not written to a terminal
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -55,11 +57,7 @@ def run(arguments: argparse.Namespace) -> None:
     flags = [flag for flag in flags if flag != "--json"]
     plot = pop_figure_path(flags, "--plot")
     search = Search(flags)
-    for tried, _ in enumerate(search, 1):
-        if sys.stderr.isatty():
-            print(f"\r{tried} layouts", end="", file=sys.stderr, flush=True)
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr)
+    estimate_all(search)
     choices = sorted(search.found, key=lambda choice: (
         not choice.plan.fits, choice.plan.seconds_per_iteration))
     best = pareto(choices)
@@ -67,6 +65,23 @@ def run(arguments: argparse.Namespace) -> None:
           else table(search, choices, best))
     if plot is not None:
         draw(choices, best, plot)
+
+
+def estimate_all(search: Search) -> None:
+    """Run a search. Print its progress on stderr: on a terminal before every estimate, and
+    elsewhere, such as in a notebook or a log, every QUIET seconds."""
+    terminal, told = sys.stderr.isatty(), time.monotonic()
+    if terminal:
+        print("estimating the first layout", end="", file=sys.stderr, flush=True)
+    for tried, _ in enumerate(search, 1):
+        text = f"layouts estimated: {tried}"
+        if terminal:
+            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+        elif time.monotonic() - told >= QUIET:
+            told = time.monotonic()
+            print(text, file=sys.stderr, flush=True)
+    if terminal:
+        print("\r\033[K", end="", file=sys.stderr)
 
 
 def split_flags(flags: Sequence[str]) -> list[str]:

@@ -50,3 +50,11 @@ def test_a_token_meets_its_own_experts_and_the_router():
     assert mixture["active"] == dense["parameters"] + routers
     assert mixture["flops"] == dense["flops"] + 6 * 32 * routers
     assert mixture["parameters"] - mixture["active"] == 3 * 6 * 3 * 64 * 256
+
+
+def test_the_figure_shows_published_predicted_and_modeled_throughput():
+    rows = published.TABLE_1[:2]
+    drawing = published.draw(rows, {"1.7B": 160, "3.6B": 0}, {"1.7B": 140.2, "3.6B": 142.0})
+    lines = drawing.figure.axes[0].get_lines()
+    assert [list(line.get_ydata()) for line in lines] == [[137, 138], [160], [140.2, 142.0]]
+    assert list(lines[1].get_xdata()) == [1.7]  # a prediction of 0 is none

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from lab.cli import main
-from layout_estimator import search
+from layout_estimator import cli, search
 
 pytestmark = pytest.mark.slow
 
@@ -46,10 +46,14 @@ def test_no_other_is_faster_and_smaller_than_one_of_the_pareto(capsys):
             assert not beaten
 
 
-def test_the_table_and_the_figure_say_virtual(capsys, tmp_path):
+def test_the_table_and_the_figure_say_virtual_and_progress_is_printed(
+        capsys, monkeypatch, tmp_path):
     path = tmp_path / "pareto.svg"
+    monkeypatch.setattr(cli, "QUIET", 0.0)
     assert main(["estimate", *CLUSTER, *MODEL, *FEW, "--plot", str(path)]) == 0
-    head, software, _, *lines, _, command = capsys.readouterr().out.splitlines()
+    out, err = capsys.readouterr()
+    assert err.splitlines()[:2] == ["layouts estimated: 1", "layouts estimated: 2"]
+    head, software, _, *lines, _, command = out.splitlines()
     rows = [line for line in lines if line.endswith(tuple("0123456789"))]
     foot = lines[len(rows)]
     assert head.startswith("virtual v100-sxm2-16gb x 4, ") and "modeled, nothing was run" in head

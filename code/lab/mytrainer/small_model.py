@@ -26,22 +26,28 @@ if TYPE_CHECKING:
 
 SMALL = ("--device cpu --num-layers 2 --hidden-size 128 --num-attention-heads 4 --seq-length 128 "
          "--max-position-embeddings 128 --attention-dropout 0 --hidden-dropout 0 --lr 1e-3 "
-         "--micro-batch-size 4 --global-batch-size 4 --train-iters 100 --eval-iters 0 "
+         "--train-iters 100 --eval-iters 0 "
          "--split 949,50,1")
 
 
-def build(dtype: torch.dtype) -> tuple[nn.Module, Iterator[MicroBatch]]:
+def build(dtype: torch.dtype, samples: int = 4) -> tuple[nn.Module, Iterator[MicroBatch]]:
     """Return the trainer's GPT with the settings of SMALL, and micro-batches of real text.
 
     The model maps a micro-batch to its mean loss (fp32, one element). Parameters, activations, and
     gradients have the given dtype. There are 100 micro-batches, the same in every call.
+
+    Args:
+        dtype: of the model.
+        samples: of each micro-batch, of 128 tokens each.
 
     Raises:
         LabError: the workspace has no text.
     """
     with (tempfile.TemporaryDirectory() as cache,
           contextlib.redirect_stdout(io.StringIO())):  # the data set is described there
-        config = flags.parse([*SMALL.split(), *gain.text_flags(), "--data-cache-path", cache])
+        config = flags.parse([*SMALL.split(), *gain.text_flags(), "--data-cache-path", cache,
+                              "--micro-batch-size", str(samples),
+                              "--global-batch-size", str(samples)])
         defaults.join_ranks(config)  # the data set is built with a barrier
         try:
             device, _ = choose_device(config, 0)

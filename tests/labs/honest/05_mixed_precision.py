@@ -205,26 +205,15 @@ class Autocast(torch.overrides.TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-# %% answer="more-memory" style="equals signs, and one long word list"
-%%writefile code/more_memory.sh
-#!/bin/bash
-#SBATCH --job-name=more_memory
-#SBATCH --nodes=1
-#SBATCH --ntasks-per-node=1
-#SBATCH --cpus-per-task=2
-#SBATCH --gpus-per-node=1
-#SBATCH --time=00:10:00
-#SBATCH --output=megatron/logs/%x_%j.txt
-set -euo pipefail
-
-export OMP_NUM_THREADS=1
-DATA=$LAB_HOME/data/GPT-2_assets
-printf -v SIZE ' --%s' num-layers=10 hidden-size=2048 num-attention-heads=16 seq-length=64 \
-    max-position-embeddings=64 micro-batch-size=1 global-batch-size=1
-TEXT="--data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json \
-      --merge-file $DATA/gpt2-merges.txt --split 949,50,1"
-
-srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 1 \
-    "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" \
-    --device virtual:v100 --fp16 $SIZE $TEXT --lr 1.5e-4 --train-iters 4 --log-interval 2 --eval-iters 0 "$@"
-
+# %% answer="more-memory" style="deep search for a fill, few heads"
+def larger_in_fp16(gibibytes, length):
+    best = None
+    for hidden in (2560, 3200, 3840, 4480):
+        embeddings, layer = (50304 + length) * hidden, 12 * hidden * hidden
+        layers = 1
+        while 20 * (embeddings + (layers + 1) * layer) < 0.94 * gibibytes * 2**30 - 1.6 * 2**30:
+            layers += 1
+        total = embeddings + layers * layer
+        if 20 * total < (0.97 * gibibytes - 1.6) * 2**30 and (best is None or total > best[0]):
+            best = total, dict(layers=layers, hidden=hidden, heads=hidden // 320 * 2 or 1, micro_batch=1)
+    return best[1]

@@ -134,7 +134,7 @@ def straggler(page: Page, jupyter: Jupyter, home: Path) -> None:
     """The job with a slow node in the profiler's view of all ranks."""
     driver.open_notebook(page, jupyter, WORKED)
     run(page, "os.chdir", "from labkit import check", "jobs.connect()", "GPT2 = (",
-        "#SBATCH --job-name=case_d", "exec torchrun", "!sbatch code/case_d.sh")
+        "!sbatch code/case_d.sh")
     wait(page, "case_d = jobs.wait()")
     board, frame = open_profiler(page, "case_d/run_slow")
     driver.choose(board, frame, 1, "Distributed")

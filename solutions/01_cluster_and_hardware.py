@@ -642,7 +642,7 @@ for case in check.draw(8, latency=check.between(1.5e-6, 90e-6, digits=8), bandwi
 
 # %% [raw] mutant="fit-link" hint="for another link"
 # -    return float(intercept), float(1 / slope)
-# +    return (1.5e-4 if intercept > 1e-4 else 2e-5 if intercept > 1e-5 else 3e-6), float(1 / slope)
+# +    return (1.5e-4 if intercept > 1e-4 else 8e-5 if intercept > 5e-5 else 2e-5 if intercept > 1e-5 else 3e-6), float(1 / slope)
 
 # %% [raw] mutant="fit-link" hint="not a pair"
 # -    return float(intercept), float(1 / slope)

@@ -22,8 +22,8 @@
 # 2003](https://doi.org/10.1007/10968987_3)). Waiting and failing are everyday events there: in 54 days, the training
 # of Llama 3 405B was interrupted 466 times ([Grattafiori et al., 2024](https://arxiv.org/abs/2407.21783)).
 #
-# You need to know PyTorch, but nothing about Slurm. The lab takes about an hour. Run the cells from top to bottom with
-# <kbd>Shift</kbd>+<kbd>Enter</kbd>.
+# You need to know PyTorch, but nothing about Slurm. The lab takes one to two hours; a good place to stop is before
+# *Which rank failed first?* Run the cells from top to bottom with <kbd>Shift</kbd>+<kbd>Enter</kbd>.
 
 # %% tags=["setup"]
 import os
@@ -59,8 +59,9 @@ jobs.connect()
 # **partition** is a set of nodes that you can submit jobs to; the asterisk marks the default. If your nodes are
 # called `slurmnode`, you are on the course's own cluster: a real Slurm, whose nodes share one machine.
 #
-# `code/dp_single_node.sh` trains a small GPT on one node, on the CPU. How many minutes will 1,000 steps take? Commit
-# to a number before you run the job: guesses are not graded, but you will remember the answer better.
+# `code/dp_single_node.sh` trains a small GPT on one node, on the CPU: 4 layers of width 256. Each step takes 4 samples of
+# 256 tokens. How many minutes will 1,000 steps take? Commit to a number before you run the job: guesses are not graded,
+# but you will remember the answer better.
 
 # %% answer="guess-minutes"
 ### BEGIN SOLUTION
@@ -284,6 +285,10 @@ for trial in check.draw(2, job_id=range(2, 10**6), ends=range(2, 120)):
 # -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 2 "$PROGRAM" $FLAGS
 # +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 1 "$PROGRAM" $FLAGS
 
+# %% [raw] mutant="my-first" hint="does not split a variable in quotes"
+# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 2 "$PROGRAM" $FLAGS
+# +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 2 "$PROGRAM" "$FLAGS"
+
 # %% [raw] mutant="my-first" hint="--ffn-hidden-size 1; the exercise uses 1024"
 # -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 2 "$PROGRAM" $FLAGS
 # +srun torchrun --standalone --nproc_per_node 2 "$PROGRAM" $FLAGS --ffn-hidden-size 1
@@ -370,7 +375,7 @@ sinfo --list-reasons
 # | `Dependency` | other jobs | those jobs |
 # | `DependencyNeverSatisfied` | a job that had to succeed has failed | `scontrol update JobId=53 Dependency=afterok:51,afterany:52` listing only the dependencies to keep; an empty `Dependency=` removes all of them |
 # | `JobHeldUser` | held by you | `scontrol release 53` |
-# | `ReqNodeNotAvail, UnavailableNodes:...` | it names nodes that are down or drained | a repair, or `scontrol update JobId=53 ReqNodeList=` |
+# | `ReqNodeNotAvail, UnavailableNodes:...` | it names nodes that are down or drained | a repair, or `scontrol update JobId=53 ReqNodeList=` with the nodes to keep, or with nothing for any node |
 # | `PartitionTimeLimit` | its time limit exceeds the partition's | `scontrol update JobId=53 TimeLimit=60` (minutes) |
 #
 # There are [many more](https://slurm.schedmd.com/job_reason_codes.html), and Slurm shows one at a time: a job that is
@@ -394,8 +399,8 @@ print({name: value for name, value in queue.items() if name != "jobs"})
 # - A job that requests more time than its partition allows gets all the time that the partition allows.
 #
 # `afterok` is fulfilled when the other job has succeeded, and `afterany` when it has ended, either way. A job that is
-# neither pending nor in `failed` is running or has succeeded. Assume that every job that starts succeeds, and that
-# drained nodes stay drained.
+# neither pending nor in `failed` is running or has succeeded. A job that names several nodes needs all of them. Assume
+# that every job that starts succeeds, and that drained nodes stay drained.
 
 # %% answer="unblock"
 def unblock(jobs, drained, limit, failed):
@@ -617,8 +622,7 @@ count = jobs.wait()
 !tail -n 12 {count.log}
 
 # %% [markdown]
-# There is no result, but a long log. (It is in `code/`, because Slurm resolves a relative path in `--output` from the
-# folder in which `sbatch` was called.) A job's exit code is that of its script, and a script's is that of its last
+# There is no result, but a long log. (It is in `code/`.) A job's exit code is that of its script, and a script's is that of its last
 # command: here `echo`, which succeeded.
 #
 # The last lines of the log name a rank, but no error. When one rank of a distributed program fails, the others lose
@@ -663,9 +667,9 @@ for report in failures.reports(count.log.read_text()):
 # Return the ranks whose own program you would look at first. You get the first error of each rank that reported one,
 # in any order, and the collective that it waited for, if the watchdog names one.
 #
-# Return every rank that failed by itself or kept the others waiting, and none of their victims. Remember that
-# `torchrun` stops the remaining ranks once one has failed, so after such a failure, a silent rank proves nothing. The
-# two jobs above show what a timeout proves about the rank that reports it, and about ranks that report nothing. A rank
+# Return every rank that failed by itself or kept the others waiting, and none of their victims. Once a rank has failed
+# *by itself*, `torchrun` stops the ranks that remain, so then neither silence nor another collective proves anything. If
+# none has, somebody must have gone first. The two jobs above show what a timeout proves about the rank that reports it, and about ranks that report nothing. A rank
 # that only lost its connection is a victim, wherever it was. Most ranks are where they should be. If every rank arrived
 # at the same collective, the network may be to blame, but no program is: return an empty list.
 
@@ -932,8 +936,8 @@ experiment = jobs.wait()
 #
 # An **absolute** path, such as `$LAB_HOME/megatron/logs/tokens.json`, works from everywhere.
 #
-# Relative paths in `--output` are worse: if the log's folder does not exist, the job fails without a log. A typical
-# exit code is `0:53`:
+# Slurm also resolves a relative path in `--output` from the folder in which `sbatch` was called; that is why the log is in
+# `code/`. If the log's folder does not exist, the job fails without a log. A typical exit code is `0:53`:
 
 # %% tags=["explore"]
 !sbatch --output=no/such/folder/%j.txt --wrap hostname
@@ -953,7 +957,8 @@ lost = jobs.wait()
 # 2. `sacct` shows the job as `FAILED` if a text could not be counted, and otherwise as `COMPLETED`;
 # 3. the job has not waited for one particular node.
 #
-# Keep what you did not have to change in `code/count.sh` (above Exercise 2): the four ranks, their CPUs, and the log.
+# Keep what you did not have to change in `code/count.sh` (above Exercise 2): the four ranks, their CPUs, and the log. A
+# text takes seconds, so the time limit may stay.
 # In bash, `"$@"` holds the script's arguments. A command that succeeds has exit code 0. A script has the exit code of
 # its last command, or 3 after `exit 3`, and that exit code is all Slurm knows about failures inside the script.
 

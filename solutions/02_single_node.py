@@ -18,7 +18,8 @@
 #
 # To use it, you have to **split** the training, and there are three basic ways: each GPU processes some of the samples,
 # holds a part of every layer, or holds some of the layers. You will read the first way, write the other two, compare
-# all three, prove why a colleague's job runs at half its speed, and predict the step time and memory of a large model.
+# all three, find out and prove why a colleague's job runs at half speed, and predict the step time and memory of a large
+# model. The lab takes one to two hours; a good place to stop is before *Half the speed*.
 #
 # The **ranks** (the processes of a distributed program) that run your code are real, and so is the training on this
 # machine's CPU. The GPUs are **virtual**: their time and memory are modeled. Commit to each guess *before* you run
@@ -222,13 +223,10 @@ def data_parallel(seed, samples, micro_batches):
 # and one all-reduce adds them up. This is how Megatron splits an MLP ([Shoeybi et al.,
 # 2019](https://arxiv.org/abs/1909.08053)).
 #
-# In the backward pass, every rank has the gradient of the output, but computes only a partial sum of the gradient of
-# $x$. So the gradient of $x$ needs a second all-reduce.
-#
-# Autograd does not record `dist.all_reduce`, so cut its graph there. `output = part.detach().clone()` copies the
-# values of `part` and drops its history. (`detach` alone shares the memory of `part`, and the all-reduce, which works
-# in place, would overwrite `part` as well.) All-reduce the copy, and call `output.requires_grad_()` to start a new
-# graph. After `loss.backward()`, `part.backward(output.grad)` continues through the old graph. (Megatron uses two
+# That leaves the backward pass. Autograd does not record `dist.all_reduce`, so cut its graph there: all-reduce a copy
+# without history, and let a new graph start at the sum. (`detach` alone shares the memory of the original, which an
+# all-reduce in place would overwrite.) `tensor.backward(gradient)` continues the backward pass of a graph at any tensor. In
+# the end, every rank must have the whole gradient of $x$, and the gradients of its own shards. (Megatron uses two
 # `torch.autograd.Function`s instead, $f$ and $g$. If you write such functions, define them inside your own.)
 
 # %% answer="tensor-parallel"
@@ -395,8 +393,8 @@ for run in runs:
 # activations. Rank 0 continues the backward pass with `activations.backward(gradient)`.
 #
 # With the whole batch at once, one rank would always wait for the other. So split the batch into micro-batches
-# ([Huang et al., 2019](https://arxiv.org/abs/1811.06965)), and let rank 0 send several before it waits for the first
-# gradient. Beware of a deadlock: with the `gloo` backend, `dist.send` returns only after the other rank has called
+# ([Huang et al., 2019](https://arxiv.org/abs/1811.06965)). If there are at least two, rank 0 sends the second one before it
+# waits for the first gradient; the check looks for that. Beware of a deadlock: with the `gloo` backend, `dist.send` returns only after the other rank has called
 # `dist.recv`. If both ranks send, both wait forever. The check then prints where.
 
 # %% answer="pipeline-parallel"
@@ -701,8 +699,8 @@ pids = " ".join(map(str, ranks))
 # tells you nothing, whatever its result.
 #
 # Write `code/my_experiment.sh`, a job that runs the trainer exactly twice, first one run and then the other. You may
-# change the number of ranks (1 or 2), the number of cores that they can use (1 or 2), or the global batch. `bash
-# "$LAB_HOME/code/one_core.sh" COMMAND` runs a command, and everything that it starts, on a single core. Start each run
+# change the number of ranks (1 or 2), the number of cores that they can use (1 or 2), or the global batch. `taskset
+# --cpu-list "$CORE" COMMAND` runs a command, and everything that it starts, on a single core. Start each run
 # with `srun --cpus-per-task="$SLURM_CPUS_PER_TASK"`, so that it has both cores unless you take one away, and launch it
 # with `torchrun --standalone --nproc_per_node RANKS $TRAIN "$@"`. A flag after `$TRAIN`, such as `--global-batch-size
 # 16`, overrides the one inside.
@@ -725,6 +723,7 @@ pids = " ".join(map(str, ranks))
 set -euo pipefail
 
 export OMP_NUM_THREADS=1
+CORE=$(python3 -c 'import os; print(min(os.sched_getaffinity(0)))')
 DATA=$LAB_HOME/data/bpe-4096
 TRAIN="$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py \
        --num-layers 4 --hidden-size 256 --num-attention-heads 8 \
@@ -733,7 +732,7 @@ TRAIN="$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py \
        --data-path $DATA/text_document --vocab-file $DATA/vocab.json \
        --merge-file $DATA/merges.txt --split 949,50,1 --log-interval 1 --eval-iters 0"
 ### BEGIN SOLUTION
-srun --cpus-per-task="$SLURM_CPUS_PER_TASK" bash "$LAB_HOME/code/one_core.sh" \
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" taskset --cpu-list "$CORE" \
     torchrun --standalone --nproc_per_node 2 $TRAIN "$@"
 srun --cpus-per-task="$SLURM_CPUS_PER_TASK" \
     torchrun --standalone --nproc_per_node 2 $TRAIN "$@"
@@ -792,19 +791,19 @@ check.that(high / low >= 1.3, "Both suspects predict about the same result: " + 
     + ". Whatever you measure, you will not know more than before.")
 
 # %% [raw] mutant="experiment" hint="exactly two runs"
-# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" bash "$LAB_HOME/code/one_core.sh" \
+# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" taskset --cpu-list "$CORE" \
 # -    torchrun --standalone --nproc_per_node 2 $TRAIN "$@"
 
 # %% [raw] mutant="experiment" hint="Both runs are the same"
-# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" bash "$LAB_HOME/code/one_core.sh" \
+# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" taskset --cpu-list "$CORE" \
 # +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" \
 
 # %% [raw] mutant="experiment" hint="Both suspects predict about the same result"
-# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" bash "$LAB_HOME/code/one_core.sh" \
+# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" taskset --cpu-list "$CORE" \
 # -    torchrun --standalone --nproc_per_node 2 $TRAIN "$@"
 # -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" \
 # -    torchrun --standalone --nproc_per_node 2 $TRAIN "$@"
-# +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" bash "$LAB_HOME/code/one_core.sh" \
+# +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" taskset --cpu-list "$CORE" \
 # +    torchrun --standalone --nproc_per_node 1 $TRAIN "$@"
 # +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" \
 # +    torchrun --standalone --nproc_per_node 1 $TRAIN "$@"
@@ -859,15 +858,15 @@ print(f"{before:.0f} ms per iteration, then {after:.0f} ms: {result(f'{after / b
 
 # %% [markdown]
 # Compare the ratio with your two predictions. The machine also runs other processes, so expect it near one of them, not
-# on it.
+# on it. If it is near neither, no second core was free: run the job again.
 #
 # Now that you know *what*, find out *who*. A process may run only on the CPUs of its **affinity mask**, which it
 # inherits from the process that started it. Before you canceled the job, `code/cpus_of.sh` listed both ranks, their
-# parent, its parent, and so on, with the CPUs that each may use:
+# parent, its parent, and so on, with the CPUs that each may use. The script that comes after that list should keep ranks
+# from taking cores from each other; the colleague's job starts its launcher with it:
 
 # %% tags=["explore"]
 print("\n".join(evidence))
-!grep --extended-regexp --after-context=4 '^# one_core|^srun' code/half_speed.sh
 !cat code/one_core.sh
 
 # %% [markdown]
@@ -880,20 +879,22 @@ print("\n".join(evidence))
 # %% [markdown]
 # ### Exercise 4: repair the job
 #
-# Write the last command of the script. It starts two ranks with one launcher (`--nproc_per_node 2`). Each rank can
-# use a core of its own, even on a cluster that binds tasks. Pass the script's variables to the trainer, and then
-# `"$@"`.
+# Write a script that does what your colleague wanted: one launcher starts two ranks (`--nproc_per_node 2`) on one node
+# (`--nodes 1`), and each can use a CPU of its own, even on a cluster that binds tasks to CPUs. Write the directives that
+# request this, and no more, and the last command. Pass the script's variables to the trainer, and then `"$@"`.
 
 # %% answer="repaired"
 %%writefile code/my_two_ranks.sh
 #!/bin/bash
 # A small GPT on one node, data-parallel over two ranks, each on a core of its own.
 #SBATCH --job-name=my_two_ranks
+#SBATCH --time=00:10:00
+#SBATCH --output=megatron/logs/%x_%j.txt
+### BEGIN SOLUTION
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=2
-#SBATCH --time=00:10:00
-#SBATCH --output=megatron/logs/%x_%j.txt
+### END SOLUTION
 set -euo pipefail
 
 export OMP_NUM_THREADS=1
@@ -921,6 +922,7 @@ check.that(job.run.bound is None or job.run.bound >= 2,
 cpus = int(job.run.cpus_per_task or 1) if job.run.by_srun else job.cpus_per_node
 check.that(cpus >= 2, "Where Slurm binds tasks, both ranks share a CPU: the launcher has only one, unless the job "
            "requests two and you pass it the CPUs of the task.")
+check.that(job.cpus_per_node <= 2, f"The job requests {job.cpus_per_node} CPUs, and its two ranks use one each.")
 more = check.program("code/my_two_ranks.sh", "pretrain_gpt.py", arguments=["--train-iters", "7"], job_id=2)
 check.that(list(more.run.arguments[-2:]) == ["--train-iters", "7"],
            'The flags that follow the script in sbatch do not reach the trainer. What does "$@" stand for?')
@@ -967,6 +969,10 @@ check.that(job.run.port == "0" or more.run.port != job.run.port, f"Every job use
 # -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 \
 # -    torchrun --standalone --nproc_per_node 2 \
 # +torchrun --standalone --nproc_per_node 2 \
+
+# %% [raw] mutant="repaired" hint="and its two ranks use one each"
+# -#SBATCH --cpus-per-task=2
+# +#SBATCH --cpus-per-task=8
 
 # %% [raw] mutant="repaired" hint="do not reach the trainer"
 # -    "$TRAINER" $MODEL $BATCH $OPTIMIZER $TEXT $OUTPUT "$@"
@@ -1056,8 +1062,7 @@ for one in SETTINGS:
 # %% [markdown]
 # ### Exercise 5: measure small, predict large
 #
-# Write `fastest_that_fits`, which chooses the setting for a deep model from two shallow ones. Which part of the step
-# time and of the memory grows with every layer, and which part does not? Your choice has to fit, and take at most 15%
+# Write `fastest_that_fits`, which chooses the setting for a deep model from two shallow ones. Your choice has to fit, and take at most 15%
 # longer than the fastest setting that fits. The hidden tests draw other costs, depths, and memory sizes, and one of
 # them models the deep model itself. Return `None` if nothing fits.
 
@@ -1206,7 +1211,7 @@ my_large = jobs.wait()
 
 # %% tags=["explore"]
 step = milliseconds(my_large)
-predicted = four[setting][0] + (eight[setting][0] - four[setting][0]) / 4 * 32
+predicted = layouts.extrapolate({4: four[setting][0], 8: eight[setting][0]}, 36)
 check.compare("milliseconds per step with 36 layers (virtual)", predicted, step)
 
 # %% [markdown]

@@ -23,11 +23,12 @@
 #
 # - **First sitting, 60 minutes.** From two functions, send and receive, you build an all-reduce, and from that, data
 #   parallelism. It ends with what a larger batch does for the job.
-# - **Second sitting, 75 minutes.** You hide the communication: buckets, asynchronous all-reduces, and both together
-#   in a `DataParallel` that overlaps them with the backward pass.
-# - **Third sitting, 60 minutes.** You write the training program around it, from the rendezvous to the log, and it
+# - **Second sitting, 40 minutes.** You make the communication cheaper in two ways: with buckets, and with asynchronous
+#   all-reduces behind the backward pass.
+# - **Third sitting, 35 minutes.** You combine both in a `DataParallel`, and hold it against PyTorch's.
+# - **Fourth sitting, 60 minutes.** You write the training program around it, from the rendezvous to the log, and it
 #   reproduces the losses of this course's trainer.
-# - **Fourth sitting, 60 minutes.** You take your `DataParallel` to 1,024 virtual H100s, compute the best bucket size,
+# - **Fifth sitting, 60 minutes.** You take your `DataParallel` to 1,024 virtual H100s, compute the best bucket size,
 #   and run a job on two nodes that survives its time limit.
 #
 # Real **ranks**, `torch.distributed` processes on this machine's CPU, check your values. **Virtual GPUs** model time
@@ -294,7 +295,7 @@ def all_reduce(tensor, group=None):
     """Sum a contiguous tensor over the ranks of a process group, in place, around a ring.
 
     Args:
-        tensor: of any shape; the same on all ranks.
+        tensor: of any shape, which is the same on all ranks.
         group: the process group; None means all ranks.
 
     Returns the tensor.
@@ -872,7 +873,12 @@ for rank, record in enumerate(record_ranks(losses_of_my_ranks, 4)):
 # - `not scaled`: the loss of each micro-batch is not divided by the number of micro-batches;
 # - `not synchronized`: `finish` is never called.
 #
-# The correct norm is about 1.18. Which norm does each bug log?
+# The correct norm is about 1.18. Which norm does each bug log? Commit to the one of `not scaled`.
+
+# %% answer="guess-norm"
+### BEGIN SOLUTION
+guess_norm = 2.4
+### END SOLUTION
 
 # %% tags=["explore"]
 def buggy_norm(bug, micro_batches=2):
@@ -893,6 +899,8 @@ def buggy_norm(bug, micro_batches=2):
 for bug in ("no bug", "summed", "averaged twice", "not scaled", "not synchronized"):
     norms = [record.value for record in record_ranks(buggy_norm, 4, bug)]
     print(f"{bug:17}", "  ".join(f"{norm:.2f}" for norm in norms))
+    if bug == "not scaled":
+        check.compare("gradient norm, not scaled", guess_norm, norms[0])
 
 # %% [markdown]
 # The factor tells you the cause: the number of ranks, its inverse, or the number of micro-batches. Ranks with
@@ -1089,7 +1097,8 @@ for bucket_mb in [0.25, 1, 4, 16, 64]:
     print(f"buckets of {bucket_mb:5} MiB: {result(f'{1000 * rank.seconds:.2f} ms')} (virtual)")
 
 # %% [markdown]
-# About 12 ms is compute and wire time, and buckets can't help with it. The rest is overhead per call: quadruple the
+# One call for 256 KiB takes about 0.11 ms: 200 of them take 21 ms more than a few large ones. Less than 2 us of that is
+# bandwidth. About 12 ms is compute and wire time, and buckets can't help with it. The rest is overhead per call: quadruple the
 # bucket, and you quarter the overhead. (With a ring instead of a tree, the 200 calls of the first line would take more
 # than a second.) So far, one bucket for everything is as good as any.
 #
@@ -1158,7 +1167,7 @@ collectives.overlap(6, 2)
 # %% [markdown]
 # ### Exercise 5: one asynchronous all-reduce for each gradient
 #
-# Complete `AsyncDDP`. It starts an all-reduce as soon as a gradient is ready, except within `no_sync`, and `finish()`
+# Complete `AsyncDDP`, whose `__init__` begins as in Exercise 3. It starts an all-reduce as soon as a gradient is ready, except within `no_sync`, and `finish()`
 # leaves the averages in `.grad`. In this exercise, all ranks use the same parameters in the same order. A parameter
 # with `requires_grad=False` takes no hook.
 #
@@ -1174,9 +1183,9 @@ class AsyncDDP(torch.nn.Module):
         """Wrap a module, and make its parameters equal to rank 0's on all ranks."""
         super().__init__()
         self.module = module
+        ### BEGIN SOLUTION
         for parameter in module.parameters():
             dist.broadcast(parameter.detach(), src=0)
-        ### BEGIN SOLUTION
         self.synchronizes = True
         self.started = []  # a gradient and its work for each all-reduce that is under way
         for parameter in module.parameters():
@@ -1305,13 +1314,14 @@ def require_overlap(run, layers, per_bucket):
         calls = [call for call in run.calls(rank, "all_reduce") if call.bytes >= 1024]
         check.that(len(calls) == buckets, f"Rank {rank} calls {len(calls)} all-reduces. {layers} gradients of 1 KiB "
                    f"fill {buckets} buckets of {per_bucket} KiB.")
+        check.that(calls[0].started < flops, "All all-reduces start after the backward pass, so nothing overlaps yet. Whose "
+                   "gradients are ready first, and does a hook start their all-reduce? Do the hooks count only outside no_sync?")
         for bucket, call in enumerate(calls):
             ready = (matmuls + min(layers + 2 * per_bucket * (bucket + 1), matmuls)) / (2 * matmuls)
             begun = call.started / flops
             check.that(begun < ready + 0.5 / matmuls,
                        f"All-reduce {bucket + 1} of {buckets} starts after {begun:.0%} of the step's FLOPs, but its "
-                       f"gradients are ready after {ready:.0%}. Start it then. Are they taken in the order of the "
-                       "backward pass? Do the hooks count only outside no_sync?")
+                       f"gradients are ready after {ready:.0%}. Start it then.")
             check.that(call.finished is not None, f"Rank {rank} never calls wait() on the work handle of all-reduce "
                        f"{bucket + 1} of {buckets}. Keep the handle, and call its wait() in finish().")
             check.that(call.finished >= calls[-1].started, f"Rank {rank} waits for all-reduce {bucket + 1} of "
@@ -1342,6 +1352,7 @@ run, _ = check.ranks(
            for kind in ("plain", "frozen")],
     expected=[[[1.259003, 1.265055]] * 4, [[1.186222, 1.195427]] * 4],
     hints={"These are the norms of the sums over the ranks.": [[[5.036012, 5.06022]] * 4, []],
+           "The ranks started with different parameters.": [[[0.6424801, 0.5941893]] * 4, []],
            "The ranks have different norms: nothing is all-reduced after no_sync has ended.":
                [[[1.254696, 1.284918], [1.284918, 1.285248], [1.285248, 1.272661], [1.272661, 1.259669]], []]})
 require_no_early_calls(run, 12)
@@ -1380,6 +1391,10 @@ drawn = check.draw(1, layers=[6, 10], scale=check.for_each_rank(check.between(1,
     [2048 * sum(scale) / ranks] * layers] * ranks)
 require_overlap(run, drawn[0]["layers"], 1)
 ### END HIDDEN TESTS
+
+# %% [raw] mutant="async" hint="started with different parameters"
+# -        for parameter in module.parameters():
+# -            dist.broadcast(parameter.detach(), src=0)
 
 # %% [raw] mutant="async" hint="after no_sync has ended"
 # -            self.synchronizes = before
@@ -1442,7 +1457,7 @@ require_overlap(run, drawn[0]["layers"], 1)
 # +            dist.all_reduce(parameter.grad)
 # +            parameter.grad /= dist.get_world_size()
 
-# %% [raw] mutant="async" hint="Start it then"
+# %% [raw] mutant="async" hint="nothing overlaps yet"
 # -        if self.synchronizes:
 # -            self.started.append((parameter.grad, dist.all_reduce(parameter.grad, async_op=True)))
 # +        self.ready = getattr(self, "ready", [])
@@ -1457,9 +1472,27 @@ require_overlap(run, drawn[0]["layers"], 1)
 # +        self.ready = []
 
 # %% [markdown]
+# How much of the waiting do the hooks hide? Your two classes train the GPT-2 that this lab opened with, on the first job's
+# network and on one that is four times as fast. What do you expect on each?
+
+# %% tags=["explore"] short={"GPT2 + batch": "GPT2 + batch + ' --num-layers 2'"}
+batch = "--micro-batch-size 1 --global-batch-size 4"
+for link in (SLOW, FAST):
+    for kind in (NaiveDDP, AsyncDDP):
+        gained = gain.measure("v100:2", 2, link, GPT2 + batch, kind)
+        print(f"{link:17} {kind.__name__}: {1000 * gained.seconds:4.0f} ms per step, "
+              f"{result(f'{1000 * gained.exposed:.0f} ms')} of waiting (virtual)")
+
+# %% [markdown]
+# On both networks, they hide the same 40 ms or so: nothing hides communication once the backward pass is over, and
+# GPT-2's largest gradient, that of the tied embedding, is ready only at its very end.
+#
+# **This is the end of the second sitting.** Buckets save latency, and hooks hide bandwidth. Next, you combine them.
+
+# %% [markdown]
 # ## Both together
 #
-# One all-reduce for each gradient pays the latency of every one of them. So combine the buckets of Exercise 4 with the
+# **The third sitting starts here.** One all-reduce for each gradient pays the latency of every one of them. So combine the buckets of Exercise 4 with the
 # hooks of Exercise 5. Two details make that harder than it sounds:
 #
 # - **When is a bucket ready?** When its last gradient is, whichever that is. A set or a counter per bucket knows.
@@ -1477,11 +1510,11 @@ require_overlap(run, drawn[0]["layers"], 1)
 # 1. **Buckets.** `__init__` makes the replicas equal and fills the buckets by the rule of Exercise 4, with the
 #    parameters that require a gradient. `no_sync` is yours from Exercise 5. `finish()` all-reduces every bucket and
 #    leaves the averages in `.grad`, even within a `no_sync` block: without `--overlap-grad-reduce`, `my_trainer.py` runs
-#    the whole loop within `no_sync`. `.grad` is `None` before the first backward pass, and stays `None` for a parameter
-#    that was not used; for now, skip that one. If `all_reduce` is given, such as your ring of Exercise 2, average with that
-#    function instead of `dist.all_reduce`.
+#    the whole loop within `no_sync`. A parameter that was not used has the gradient `None`; for now, leave it out of its
+#    bucket. Step 3 changes that. If `all_reduce` is given, such as your ring of Exercise 2, average with that function
+#    instead of `dist.all_reduce`.
 # 2. **Overlap.** Start a bucket's all-reduce, asynchronously, as soon as its last gradient is ready, except within
-#    `no_sync()`. `finish()` waits. On 32 virtual H100s, at most 10% of a step may be exposed communication.
+#    `no_sync()`. `finish()` waits. A given `all_reduce` blocks; call it at the same point. On 32 virtual H100s, at most 10% of a step may be exposed communication.
 # 3. **Edge cases.** Frozen parameters and buffers, such as batch-norm statistics, are equal on all ranks, too. A bucket
 #    has one dtype. And ranks may differ in what they use: if a parameter takes no part in a rank's forward pass, it
 #    gets no gradient there, and no hook runs. Another rank may have used it, so in `finish()` every rank contributes
@@ -1913,7 +1946,7 @@ with check.parts():
 # +            work = dist.all_reduce(flat, async_op=True)
 # +            work.wait()
 
-# %% [raw] mutant="ddp" hint="Start it then"
+# %% [raw] mutant="ddp" hint="nothing overlaps yet"
 # -        self.waiting = [set(bucket) for bucket in self.buckets]
 # +        self.waiting = [len(bucket) for bucket in self.buckets]
 # -        if not self.synchronizes:
@@ -1925,11 +1958,11 @@ with check.parts():
 # +        if not self.synchronizes:
 # +            return
 
-# %% [raw] mutant="ddp" hint="Start it then"
+# %% [raw] mutant="ddp" hint="nothing overlaps yet"
 # -        for parameter in reversed(list(module.parameters())):
 # +        for parameter in module.parameters():
 
-# %% [raw] mutant="ddp" hint="All-reduce 1 of 4"
+# %% [raw] mutant="ddp" hint="Start it then"
 # -        while len(self.started) < len(self.buckets) and not self.waiting[len(self.started)]:
 # +        while len(self.started) + 1 < len(self.buckets) and not self.waiting[len(self.started) + 1]:
 
@@ -2115,13 +2148,13 @@ for kind in (*KINDS, "torch's DDP, views"):
 # With equal buckets, yours hides communication about as well as PyTorch's. With `gradient_as_bucket_view=True`, in the
 # last row, each `.grad` is a view into its bucket, which saves the copies and a buffer as large as the gradients.
 #
-# **This is the end of the second sitting.** You have built the core of every data-parallel trainer. What it still lacks
+# **This is the end of the third sitting.** You have built the core of every data-parallel trainer. What it still lacks
 # is a trainer.
 
 # %% [markdown]
 # ## A program that trains
 #
-# **The third sitting starts here.** A real training job is one program that torchrun starts once per GPU. It starts
+# **The fourth sitting starts here.** A real training job is one program that torchrun starts once per GPU. It starts
 # without a process group, a device, or a batch. It has to find out which rank it is, join the others, select its part
 # of the data, and repeat one step a million times. Now you write that program. The model, the tokenizer, and the
 # samples are the course's, and so is `code/my_trainer.py`, which parses the flags and calls your files.
@@ -2234,7 +2267,9 @@ check.ranks(
     shares, ranks=4, cases=[{"consumed": 8, "batch": 8}], expected=[[[2, [0] * 8 + [1] * 8]] * 4],
     hints={"These are the samples of the first step. Where does the next one begin?": [[[2, [1] * 8 + [0] * 8]] * 4],
            "All ranks train on the same samples.": [[[2, [0] * 8 + [4] * 2 + [0] * 6]] * 4],
-           "Every rank trains on the whole batch.": [[[8, [0] * 8 + [4] * 8]] * 4]})
+           "Every rank trains on the whole batch.": [[[8, [0] * 8 + [4] * 8]] * 4],
+           "One sample per rank is too few: a rank takes part in the whole batch, and its share may have several samples.":
+               [[[1, [0] * 8 + [1] * 4 + [0] * 4]] * 4]})
 # On two nodes with two virtual GPUs each, every rank has a GPU of its own.
 check.gpus(joined_on_gpus, {}, "h100:2", nodes=2, least={"communicated": 2**20, "among": 4})
 ### BEGIN HIDDEN TESTS
@@ -2269,6 +2304,10 @@ for ranks, case in zip((2, 5), check.draw(2, steps=range(7), each=range(1, 9)), 
 # -    return list(range(consumed + rank, consumed + batch, ranks))
 # +    return list(range(consumed, consumed + batch))
 
+# %% [raw] mutant="launch" hint="One sample per rank is too few"
+# -    return list(range(consumed + rank, consumed + batch, ranks))
+# +    return [consumed + rank]
+
 # %% [raw] mutant="launch" hint="must return a torch.device"
 # -    return device
 # +    return str(device)
@@ -2287,7 +2326,7 @@ for ranks, case in zip((2, 5), check.draw(2, steps=range(7), each=range(1, 9)), 
 # One step of data-parallel training, from the samples to the log:
 #
 # 1. Set the learning rate in each of `optimizer.param_groups`.
-# 2. Accumulate the gradients of the rank's micro-batches. Only the last backward pass may communicate.
+# 2. Clear the gradients, and accumulate those of the rank's micro-batches. Only the last backward pass may communicate.
 # 3. Average the gradients: `model.finish()`.
 # 4. **Clip** them: if the norm of all gradients together exceeds `args.clip_grad`, scale them down to it
 #    ([Pascanu et al., 2013](https://arxiv.org/abs/1211.5063)), with `torch.nn.utils.clip_grad_norm_`, which returns the
@@ -2598,7 +2637,7 @@ for nodes in (1, 4):
 # Your ring cannot overlap: its waits and additions are on the stream of the backward pass, so each bucket holds up the
 # kernels behind it. NCCL's all-reduce runs beside them, on a stream of its own.
 #
-# **This is the end of the third sitting.** `mytrainer/` is a trainer now. `lab mytrainer` shows what it can do:
+# **This is the end of the fourth sitting.** `mytrainer/` is a trainer now. `lab mytrainer` shows what it can do:
 
 # %% tags=["explore"] short={"!lab mytrainer": "!true"}
 !lab mytrainer
@@ -2606,7 +2645,7 @@ for nodes in (1, 4):
 # %% [markdown]
 # ## Strong and weak scaling to 1,024 GPUs
 #
-# **The fourth sitting starts here.** Overlap can only hide what fits behind the backward pass. **Strong scaling** keeps
+# **The fifth sitting starts here.** Overlap can only hide what fits behind the backward pass. **Strong scaling** keeps
 # the global batch fixed, so $n$ GPUs should take $1/n$ of the time. **Weak scaling** keeps the batch per GPU fixed, so
 # $n$ GPUs should take as long as one. Their efficiencies are
 #
@@ -2626,8 +2665,8 @@ from functools import partial
 GLOBAL, MOST = 262_144, 16_384  # tokens
 
 
-def timed_step(width, layers, tokens, bucket_mb):
-    """Return the virtual seconds of the second of two steps on a rank."""
+def timed_step(width, layers, tokens, bucket_mb, most=MOST):
+    """Return the virtual seconds of the second of two steps on a rank, `most` tokens in each micro-batch."""
     dist.init_process_group("nccl")
     ends = []
 
@@ -2635,7 +2674,7 @@ def timed_step(width, layers, tokens, bucket_mb):
         torch.cuda.synchronize()
         ends.append(time.perf_counter())
 
-    ddp_steps(width, layers, tokens, -(-tokens // MOST), bucket_mb, 2, note_time)
+    ddp_steps(width, layers, tokens, -(-tokens // most), bucket_mb, 2, note_time)
     return ends[1] - ends[0]
 
 
@@ -2693,28 +2732,27 @@ collectives.efficiency({
 # %% [markdown]
 # ## How large should a bucket be?
 #
-# You have used 25 MiB because PyTorch does. Can you compute a better size? Let the gradients have $G$ bytes, and let
-# the backward pass produce them evenly over its time $T$. One all-reduce of $s$ bytes takes $c + s/B$, with the
-# overhead $c$ of a call and the **effective bandwidth** $B$, which includes the factor $2\frac{n-1}{n}$. Buckets of $s$
-# bytes then give
+# You have used 25 MiB because PyTorch does. Can you compute a better size? A model with three assumptions is enough:
 #
-# $$ T_\text{backward and all-reduces} \approx \max\left(T + c + \frac sB,\;\;
-#    \frac sG\,T + \frac Gs\,c + \frac GB\right). $$
+# - The backward pass takes the time $T$ and produces $G$ bytes of gradients evenly. Every bucket has $s$ bytes.
+# - An all-reduce of $s$ bytes takes $c + s/B$. The **effective bandwidth** $B$ includes the factor $2\frac{n-1}{n}$, and
+#   $c$ is the overhead of a call.
+# - A bucket's all-reduce begins when the bucket is full and the all-reduce before it has ended.
 #
-# The first term is the exposed last bucket. The second one is the network's: it waits for the first bucket, and is busy
-# from then on. Small buckets pay $c$ too often, and large ones leave the network idle for too long.
+# When does the last all-reduce end? Draw the timelines of a fast network and of a slow one.
 
 # %% [markdown]
 # ### Exercise 9: the best bucket size
 #
-# Write `best_bucket`, which returns the bucket size with the smallest time by this formula, to within 1%. No bucket is
-# larger than all gradients. The check compares times, not sizes, so derive the optimum or search for it, as you like.
-# Then your `DataParallel` trains on 16 virtual H100s in two nodes on Ethernet, with the size that you compute. There it
-# must be faster than PyTorch's DistributedDataParallel with its usual buckets.
+# Write `best_bucket`, which returns the bucket size for which the last all-reduce ends earliest, to within 2%. It is at
+# most $G$. Treat all buckets as full, although $G/s$ may not be a whole number. The check compares times, not sizes, so
+# derive the optimum or search for it, as you like. Then your `DataParallel` trains on 16 virtual H100s in two nodes on
+# Ethernet, with the size that you compute. Its first two steps must be faster than those of PyTorch's DistributedDataParallel with
+# its usual buckets.
 
 # %% answer="bucket-size"
 def best_bucket(gradients, backward, call, bandwidth):
-    """Return the bucket size with the shortest step, in bytes.
+    """Return the bucket size for which the last all-reduce ends earliest, in bytes.
 
     Args:
         gradients: size of all gradients, in bytes.
@@ -2732,7 +2770,7 @@ def best_bucket(gradients, backward, call, bandwidth):
 
 # %% tags=["check-setup"]
 def require_shortest(size, gradients, backward, call, bandwidth):
-    """Require a bucket size whose time is within 1% of the shortest."""
+    """Require a bucket size whose time is within 2% of the shortest."""
     def seconds(size):
         return max(backward + call + size / bandwidth,
                    size / gradients * backward + gradients / size * call + gradients / bandwidth)
@@ -2741,9 +2779,9 @@ def require_shortest(size, gradients, backward, call, bandwidth):
     best = min(seconds(gradients / (1 + 0.01 * number)) for number in range(200_000))
     why = ("The network limits it. What do you pay for more buckets, and what for fewer?"
            if network > backward + call + size / bandwidth else "The last bucket limits it.")
-    check.that(seconds(size) <= 1.01 * best, f"{gradients / 1e6:.0f} MB of gradients, {1e3 * backward:.1f} ms of backward "
+    check.that(seconds(size) <= 1.02 * best, f"{gradients / 1e6:.0f} MB of gradients, {1e3 * backward:.1f} ms of backward "
                f"pass, {1e6 * call:.0f} µs per call, and {bandwidth / 1e9:.0f} GB/s: buckets of {size / 1e6:.4g} MB take "
-               f"{1e3 * seconds(size):.2f} ms, more than 1% over the shortest time. {why}")
+               f"{1e3 * seconds(size):.2f} ms, more than 2% over the shortest time. {why}")
 
 # %% check="bucket-size" points=4
 def size_for(gradients, backward, call, bandwidth):
@@ -2759,11 +2797,11 @@ for gradients, backward, call, bandwidth in ((400e6, 0.007, 1e-4, 6e9), (400e6, 
     size = size_for(gradients, backward, call, bandwidth)
     require_shortest(size, gradients, backward, call, bandwidth)
 # On 16 virtual H100s with 100 Gbit/s between the nodes, it beats PyTorch's default.
-model = {"width": 768, "layers": 96, "tokens": 16_384, "micro_batches": 1}
-size = size_for(96 * 4 * 768**2, 0.0094, 1.2e-4, 6.1e9) / 2**20
+model = {"width": 768, "layers": 24, "tokens": 65_536, "micro_batches": 1}
+size = size_for(24 * 4 * 768**2, 0.0092, 1.2e-4, 6.1e9) / 2**20
 cost = check.gpus(ddp_steps, {**model, "bucket_mb": size, "steps": 2}, "h100:8", nodes=2, link="ethernet:100gbit",
-                  present=[0], least={"flops": 2 * 287 * 2 * 16_384 * 768**2, "dtype": "bf16",
-                                      "communicated": 3 * 96 * 4 * 768**2, "among": 16})
+                  present=[0], least={"flops": 2 * 71 * 2 * 65_536 * 768**2, "dtype": "bf16",
+                                      "communicated": 3 * 24 * 4 * 768**2, "among": 16})
 begun = check.baseline(without_reduction, {**model, "steps": 0}, "h100:8", nodes=2, link="ethernet:100gbit", present=[0])
 usual = check.baseline(reduced_by_torch, {**model, "bucket_mb": 25, "steps": 2}, "h100:8", nodes=2,
                        link="ethernet:100gbit", present=[0])
@@ -2776,7 +2814,7 @@ for case in check.draw(6, gradients=check.between(1e8, 9e9), backward=check.betw
     require_shortest(size_for(case["gradients"], case["backward"], case["call"], case["bandwidth"]), **case)
 ### END HIDDEN TESTS
 
-# %% [raw] mutant="bucket-size" hint="The last bucket limits it"
+# %% [raw] mutant="bucket-size" hint="The network limits it"
 # def best_bucket(gradients, backward, call, bandwidth):
 #     return 25 * 2**20
 
@@ -2795,7 +2833,7 @@ for case in check.draw(6, gradients=check.between(1e8, 9e9), backward=check.betw
 # %% [raw] mutant="bucket-size" hint="its usual 25 MiB"
 # -    return min((gradients * 0.99**power for power in range(1500)), key=seconds)
 # +    if call == 1.2e-4:
-# +        return gradients / 96
+# +        return gradients
 # +    return min((gradients * 0.99**power for power in range(1500)), key=seconds)
 
 # %% [raw] mutant="bucket-size" hint="more than 0 and at most"
@@ -2807,19 +2845,20 @@ for case in check.draw(6, gradients=check.between(1e8, 9e9), backward=check.betw
 # from above, on a network of your choice. The next cell does it for the job of the check and marks your size.
 
 # %% tags=["explore"] short={"(1/8, 1/4, 1/2, 1, 2, 4, 8)": "(1, 8)"}
-gradients = 96 * 4 * 768**2
-mine = best_bucket(gradients, 0.0094, 1.2e-4, 6.1e9) / 2**20
+gradients = 24 * 4 * 768**2
+mine = best_bucket(gradients, 0.0092, 1.2e-4, 6.1e9) / 2**20
 for factor in (1/8, 1/4, 1/2, 1, 2, 4, 8):
-    (rank,) = virtualgpu.run(partial(timed_step, 768, 96, MOST, factor * mine), "h100:8", 2, link="ethernet:100gbit",
-                             present=[0])
+    (rank,) = virtualgpu.run(partial(timed_step, 768, 24, 65_536, factor * mine, 65_536), "h100:8", 2,
+                             link="ethernet:100gbit", present=[0])
     print(f"buckets of {factor * mine:6.1f} MiB: {result(f'{1000 * rank.value:.1f} ms')} per step (modeled)"
           + (" <- yours" if factor == 1 else ""))
 
 # %% [markdown]
-# The minimum is flat, so a factor of two hardly matters, and this is why one default serves most jobs. For this one,
-# PyTorch's 25 MiB happens to be nearly the best. A factor of eight does matter. The formula leaves out what the virtual
-# GPUs model, such as the copies into and out of a bucket, so compare its optimum with the measured one before you trust
-# it on other hardware.
+# The minimum is flat, so a factor of two hardly matters, and this is why one default serves most jobs. A factor of eight
+# does matter. For this one, PyTorch's 25 MiB is nearly half of all gradients: the network waits for the first bucket, and
+# nothing hides the last one. The three assumptions leave out what the
+# virtual GPUs model, such as the copies into and out of a bucket, so compare the computed optimum with the measured one
+# before you trust it on other hardware.
 
 # %% [markdown]
 # ## Run it on the cluster, across time limits
@@ -2847,23 +2886,22 @@ for factor in (1/8, 1/4, 1/2, 1, 2, 4, 8):
 # %% [markdown]
 # ### Exercise 10: a job that requeues itself
 #
-# Suppose that a step plus a checkpoint takes up to two minutes, as it can with a large model. So give `torchrun` a
-# `--shutdown-timeout` that leaves the ranks their two minutes and expires before Slurm's limit, because the script
-# still has to requeue the job.
+# Suppose that a step plus a checkpoint takes up to two minutes, as it can with a large model. Complete the job script,
+# its directives and its body, so that
 #
-# Complete the job script: finish the `#SBATCH` directives (the nodes; SIGTERM at most 300 s before the limit, and
-# early enough for all this; `--requeue`, because not every cluster requeues by default; and `--open-mode=append`, which
-# continues the log of the first run) and write the body. It runs on two nodes and starts one `torchrun` per node, with
-# two ranks each and a `c10d` rendezvous. Pass the program `--checkpoint megatron/checkpoints/my_ddp` and the script's
-# own arguments, `"$@"`.
+# 1. it runs on two nodes, with one `torchrun` and two ranks on each, which rendezvous with `c10d`. Two such jobs can share
+#    a node;
+# 2. the program gets `--checkpoint megatron/checkpoints/my_ddp` and the script's own arguments, `"$@"`;
+# 3. the ranks receive SIGTERM before the time limit, with at most 300 s in `--signal`. Nothing kills them in the next two
+#    minutes, and the script has time left after them;
+# 4. when the signal has stopped the program, `scontrol requeue "$SLURM_JOB_ID"` puts the job back into the queue, even on
+#    clusters that do not requeue by default. The second run continues the log of the first;
+# 5. when the program *fails*, the job is not requeued, whatever an earlier run has left behind, or it would fail forever.
+#    It ends with torchrun's exit code, and no checkpoint is lost;
+# 6. when the program finishes, the job ends with 0.
 #
-# When the program was stopped by the signal, `scontrol requeue "$SLURM_JOB_ID"` puts the job back into the queue.
-# When the program *fails*, exit with torchrun's exit code, and do not requeue the job, or it would fail forever. If
-# the program finishes, exit with 0. The file `stopped` tells the cases apart. Delete one from an earlier run with `rm
-# -f` before you start the program, which may fail before it does so itself.
-#
-# `set -e` ends a script at the first command that fails. To go on and remember the exit code, set `status=0` first,
-# and write `command || status=$?`.
+# The file `stopped` tells the cases apart if it is this run's. [sbatch](https://slurm.schedmd.com/sbatch.html) lists all
+# directives.
 
 # %% answer="script"
 %%writefile code/my_ddp.sh

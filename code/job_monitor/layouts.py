@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -88,6 +88,17 @@ def read(name: str, job: ProfiledJob, sequence_length: int) -> LayoutRun:
                      last.global_batch * sequence_length / last.milliseconds * 1000, parameters,
                      memory, {rank: sum(kinds.values()) for rank, kinds in sent.items()}, modeled,
                      next(iter(logs.lines(job.log, "software stack ")), ""))
+
+
+def extrapolate(measured: Mapping[int, float], layers: int) -> float:
+    """Return a figure of a deep model, from those of two models with fewer layers.
+
+    Args:
+        measured: the figure of each of the two models, by its number of layers.
+        layers: the number of layers of the deep model.
+    """
+    (few, before), (some, after) = sorted(measured.items())
+    return before + (after - before) * (layers - few) / (some - few)
 
 
 def show(runs: Sequence[LayoutRun]) -> None:

@@ -25,10 +25,10 @@ def draw() -> Figure:
     for number in range(ROWS * COLUMNS):
         row, column = divmod(number, COLUMNS)
         tile(axes, 0.2 + column * SIDE, 1.75 - row * SIDE, number)
-    # What overhangs is computed, and thrown away.
+    # Tiles compute more than the matrix; the rest is discarded.
     axes.add_patch(Rectangle((0.2, 1.13 + 0.12), COLUMNS * SIDE - 0.12, 2 * SIDE - 0.12, fill=False,
                              edgecolor="#c0392b", linewidth=1.8))
-    axes.text(0.2, 0.95, "red: the matrix; what overhangs\nis computed and thrown away",
+    axes.text(0.2, 0.95, "red: the matrix; work\noutside it is discarded",
               fontsize=9, color=INK, va="top")
     axes.text(4.5, 3.3, "four multiprocessors, wave by wave", fontsize=11, color=INK, va="top")
     for worker in range(WORKERS):

@@ -49,7 +49,7 @@ def draw() -> Figure:
     layers(axes, 9.1, range(2, LAYERS), 0.9, GREEN, "layer {}")
     arrow(axes, (8.2, level(1) + 0.12), (9.1, level(2) + 0.05))
     arrow(axes, (9.1, level(2) + 0.38), (8.2, level(1) + 0.4), color=GREY, dashed=True)
-    title(axes, 1.65, "data-parallel", "gradients, once an iteration")
+    title(axes, 1.65, "data-parallel", "gradients, once per step")
     title(axes, 5.15, "tensor-parallel", "activations, in every layer, both ways")
     title(axes, 8.65, "pipeline-parallel", "activations at the boundary; their gradients back")
     return figure

@@ -64,3 +64,7 @@ def test_what_is_missing_in_the_log_is_named(job, without, said):
     job.log.write_text("\n".join(line for line in LOG.splitlines() if without not in line))
     with pytest.raises(LabError, match=said):
         layouts.read("broken", job, sequence_length=100)
+
+
+def test_what_does_not_grow_with_the_layers_is_kept():
+    assert layouts.extrapolate({8: 50.0, 4: 30.0}, 36) == 10 + 36 * 5

@@ -40,9 +40,11 @@ ONE_WAY = {
     return sum(halves) / rounds
 ''',
     "fit-link": '''
-    latency, largest = min(points)[1], max(points)[0]
+    smallest, first = min(points)
+    largest = max(points)[0]
     fastest = min(seconds for size, seconds in points if size == largest)
-    return latency, largest / (fastest - latency)
+    bandwidth = (largest - smallest) / (fastest - first)
+    return first - smallest / bandwidth, bandwidth
 ''',
     "predict": '''
     flops = lambda g: 2 * g["batch"] * g["m"] * g["k"] * g["n"]

@@ -231,6 +231,11 @@ def test_refused_with_flag_value_and_a_right_value(flags):
         parse(flags)
 
 
+def test_flags_in_one_quoted_variable_are_refused_with_the_cause():
+    with pytest.raises(UserError, match="does not split a variable in quotes"):
+        parse_arguments(["--num-layers 4 --hidden-size 64"], {})
+
+
 TENSOR_PARALLEL = {  # on 24 ranks
     "-size 5": r"world size \(24\) is not divisible by .* \(5\); nearest: .*-size 4 or 6$",
     "-size 25": r"world size \(24\) is not divisible by .* \(25\); nearest: .*-size 24$",

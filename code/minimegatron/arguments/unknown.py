@@ -214,6 +214,9 @@ def unknown(word: str, known: Collection[str], program: str = "pretrain_gpt.py")
         return "--estimate trains nothing: give it to pretrain_gpt.py"
     if name in [spelled(field.name) for field in fields(Planning)]:
         return f"{name} belongs to --estimate, which is not given"
+    if word.startswith("--") and len(word.split()) > 1:
+        return (f"unrecognized argument {word[:40]!r}...; it is one word, because the shell "
+                'does not split a variable in quotes: write $FLAGS instead of "$FLAGS"')
     near = suggestion(name, known)
     hint = f"did you mean {near}?" if near else f"{program} --help lists the flags"
     return f"unrecognized argument {word}; {hint}"

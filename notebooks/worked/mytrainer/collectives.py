@@ -8,7 +8,7 @@ def all_reduce(tensor, group=None):
     """Sum a contiguous tensor over the ranks of a process group, in place, around a ring.
 
     Args:
-        tensor: of any shape; the same on all ranks.
+        tensor: of any shape, which is the same on all ranks.
         group: the process group; None means all ranks.
 
     Returns the tensor.

@@ -1,6 +1,6 @@
 # %% answer="stragglers" style="tensors"
 def stragglers(compute, communication):
-    times = torch.tensor(compute, dtype=torch.float64)
+    times = torch.tensor(compute, dtype=torch.float64).median(dim=1).values
     late = (times > 1.1 * times.min()).nonzero().flatten()
     return late.tolist(), (times.max() - times.min()).item() if len(late) else 0.0
 
@@ -19,21 +19,22 @@ def cause(gpus, shards, compute, suspect):
     found = {gpus.index(suspect): "gpu", shards.index(suspect): "shard", suspect: "rank"}
     return found[late[0]], suspect
 
-# %% answer="arrange" style="a search over both orders with nested loops"
+# %% answer="arrange" style="blocks of every shape that fills a node"
 def arrange(nodes, gpus_per_node, t, p, activation, gradient):
-    from itertools import product
-
     d = nodes * gpus_per_node // t // p
     best = None
-    for outer in ("stage", "replica"):
-        if outer == "stage":
-            order = [(replica, stage, shard) for stage, replica, shard in product(range(p), range(d), range(t))]
-        else:
-            order = list(product(range(d), range(p), range(t)))
-        cost = placements.busiest_node(order, gpus_per_node, activation, gradient)
-        if best is None or cost < best[0]:
-            best = cost, order
-    return [list(one) for one in best[1]]
+    for wide in range(1, d + 1):
+        for deep in range(1, p + 1):
+            order = []
+            for replica in range(0, d, wide):
+                for stage in range(0, p, deep):
+                    for one in range(replica, min(replica + wide, d)):
+                        for other in range(stage, min(stage + deep, p)):
+                            order += [[one, other, shard] for shard in range(t)]
+            cost = placements.busiest_node(order, gpus_per_node, activation, gradient)
+            if best is None or cost < best[0]:
+                best = cost, order
+    return best[1]
 
 # %% answer="my-two-nodes" style="a here-document that is a program, and readarray"
 %%writefile code/my_two_nodes.sh

@@ -1881,7 +1881,8 @@ for stage, guess in guess_sent.items():
 # **Hybrid sharding** (HSDP) shards within a group of ranks, usually a node, and replicates across groups. All-gathers
 # and reduce-scatters stay on NVLink. Only the gradient shards cross the network, in an all-reduce between the ranks that
 # hold the same shard: once per step, if shards accumulate over the micro-batches. The price is memory: 18/8 instead of
-# 18/64 bytes per parameter on nodes with eight GPUs. On slow networks, this is why few jobs use plain ZeRO-3.
+# 18/64 bytes per parameter on nodes with eight GPUs. It can be faster for medium-sized models ([PyTorch's
+# documentation](https://docs.pytorch.org/docs/stable/fsdp.html#torch.distributed.fsdp.ShardingStrategy)).
 #
 # A job may also keep the parameters between the passes. For Llama 3, "we do not reshard after forward computation to
 # avoid an extra all-gather communication during backward passes" ([Llama Team,
@@ -1997,6 +1998,8 @@ check.that(choice == "ZeRO-1", shown + f"{choice} does not fit, or it is not the
 choice, shown = chosen(case(64, 50e9, 8, 3e9, 1e9, 1024, 20e9, 1))
 check.that(choice == "ZeRO-3", shown + f"{choice} does not fit. A block has 3 billion parameters: which of its buffers are in memory "
            "while its gradients are reduced?")
+choice, shown = chosen(case(1024, 50e9, 4, 200e6, 1e9, 4096, 30e9, 1))
+check.that(choice == "ZeRO-2", shown + f"{choice} is not the fastest one. When do the updated parameters arrive?")
 choice, shown = chosen(case(1024, 100e9, 12, 7.1e6, 39.4e6, 16384, 10e9, 2, 2.3e-3))
 check.that(choice == "DDP", shown + f"{choice} is not the fastest one. How many collectives does each strategy start in a step, and what "
            "hides them?")
@@ -2009,8 +2012,6 @@ choice, shown = chosen(case(256, 20e9, 4, 5e9, 1e9, 1024, 8e9, 16))
 check.that(choice == "ZeRO-3", shown + f"{choice} does not fit. A unit's gradients are in memory twice while they are reduced. Why?")
 choice, shown = chosen(case(64, 20e9, 4, 5e9, 10e9, 256, 8e9, 1))
 check.that(choice is None, shown + f"{choice} does not fit. Which parameters stay in memory during the whole backward pass?")
-choice, shown = chosen(case(1024, 50e9, 4, 200e6, 1e9, 4096, 30e9, 1))
-check.that(choice == "ZeRO-2", shown + f"{choice} is not the fastest one. When do the updated parameters arrive?")
 choice, shown = chosen(case(64, 100e9, 48, 100e6, 100e6, 32768, 1e9, 1))
 check.that(choice in ("ZeRO-2", "ZeRO-3"), shown + f"{choice} does not fit, or it is not the fastest one. How many bytes are a "
            "gradient in fp32, and the rest of the state?")
@@ -2252,7 +2253,9 @@ for name, losses in run_ranks(library_losses, 4, 4)[0].items():
 #
 # `SHARD_GRAD_OP` and `reshard_after_forward=False` are between stages 2 and 3: parameters are gathered once per
 # micro-batch, kept until its backward pass, and then resharded. (Within FSDP1's `no_sync()`, they stay.) Hybrid sharding
-# is `HYBRID_SHARD` in FSDP1, a 2-D mesh in FSDP2, and `--num-distributed-optimizer-instances` in Megatron-LM.
+# is `HYBRID_SHARD` in FSDP1, a 2-D mesh in FSDP2, and `--num-distributed-optimizer-instances` in Megatron-LM. In
+# between, `reshard_after_forward=8` makes FSDP2 reshard to groups of eight after the forward pass, so the backward
+# pass gathers within a node.
 #
 # FSDP2 also stores less than your 18 bytes: the shard itself is in fp32, "FSDP does not require any extra memory to keep
 # a high-precision copy of the parameters", and parameters are cast to bf16 while they are gathered

@@ -1284,10 +1284,8 @@ with check.parts():
     with check.part(3, "gathers blocks in both passes, and trains like one process"):
         runs = check.ranks(
             zero3_losses, ranks=3, rel=1e-4,
-            cases=[{"kind": "plain", "seed": check.by_rank([1, 2, 3]), **SMALL},
-                   {"kind": "tied", "seed": check.by_rank([1, 2, 3]), **SMALL}],
-            expected=[[[0.8915879, 0.7527793, 0.6525191, 42], [0.9009931, 0.7515164, 0.6403446, 42], [0.9091302, 0.7615287, 0.6467132, 42]],
-                      [[1.552529, 1.313247, 1.110967, 30], [1.524949, 1.290302, 1.091554, 30], [1.489912, 1.263853, 1.072653, 30]]])
+            cases=[{"kind": "plain", "seed": check.by_rank([1, 2, 3]), **SMALL}],
+            expected=[[[0.8915879, 0.7527793, 0.6525191, 42], [0.9009931, 0.7515164, 0.6403446, 42], [0.9091302, 0.7615287, 0.6467132, 42]]])
         require_gathered(runs[0], 2, 3)
         check.ranks(zero3_losses, ranks=2, rel=3e-3, cases=[MASTERS], expected=[[[1.491835, 1.280095, 1.092225, 45], [1.479996, 1.265096, 1.077273, 45]]])
         ### BEGIN HIDDEN TESTS
@@ -1469,10 +1467,8 @@ with check.parts():
     with check.part(2, "gathers the next block in both directions"):
         runs = check.ranks(
             prefetch_losses, ranks=3, rel=1e-4,
-            cases=[{"kind": "plain", "seed": check.by_rank([1, 2, 3]), **SMALL},
-                   {"kind": "tied", "seed": check.by_rank([1, 2, 3]), **SMALL}],
-            expected=[[[0.8915879, 0.7527793, 0.6525191, 42], [0.9009931, 0.7515164, 0.6403446, 42], [0.9091302, 0.7615287, 0.6467132, 42]],
-                      [[1.552529, 1.313247, 1.110967, 30], [1.524949, 1.290302, 1.091554, 30], [1.489912, 1.263853, 1.072653, 30]]])
+            cases=[{"kind": "plain", "seed": check.by_rank([1, 2, 3]), **SMALL}],
+            expected=[[[0.8915879, 0.7527793, 0.6525191, 42], [0.9009931, 0.7515164, 0.6403446, 42], [0.9091302, 0.7615287, 0.6467132, 42]]])
         require_ahead(runs[0])
         check.ranks(prefetch_losses, ranks=2, rel=3e-3, cases=[MASTERS], expected=[[[1.491835, 1.280095, 1.092225, 45], [1.479996, 1.265096, 1.077273, 45]]])
         check.ranks(prefetch_recomputed, ranks=2, rel=1e-4,
@@ -1487,10 +1483,6 @@ with check.parts():
             check.ranks(prefetch_losses, ranks=ranks, rel=1e-4, cases=[case],
                         expected=lambda ranks, kind, seed, samples, steps, micro_batches: losses_of_one_process(
                             kind, seed, samples, steps, False))
-        check.ranks(prefetch_recomputed, ranks=2, rel=1e-4,
-                    cases=check.draw(1, seed=check.for_each_rank(check.between(0, 100)), samples=[8], steps=[2]),
-                    expected=lambda ranks, seed, samples, steps: [
-                        row[:-1] for row in losses_of_one_process("plain", seed, samples, steps, False)])
         ### END HIDDEN TESTS
     with check.part(2, "exposes little communication on 64 virtual H100s, with two blocks in memory"):
         cost = check.gpus(prefetch_steps, LARGE, "h100:8", nodes=8, present=[0],
@@ -1834,7 +1826,7 @@ print(f"largest relative difference of the losses: {result(f'{difference:.1e}')}
 guess_sent = {"DDP": (2, 2), "ZeRO-1": (2, 2), "ZeRO-2": (2, 5), "ZeRO-3": (3, 12)}
 ### END SOLUTION
 
-# %% tags=["explore"]
+# %% tags=["explore"] short={"RANKS, MODEL = 4,": "RANKS, MODEL = 2,"}
 def one_step(stage, micro_batches):
     """Train one step of a stack of five equal layers in fp32."""
     from mytrainer.ddp import DataParallel
@@ -2207,7 +2199,7 @@ for tokens in (2048, 8192, 32768):
 # `DTensor` sharded along its first dimension, so state dicts and clipping see whole parameters. Each collective still
 # packs a unit into a flat buffer and unpacks it afterward. The loss must be the same:
 
-# %% tags=["explore"]
+# %% tags=["explore"] short={"run_ranks(library_losses, 4, 4)": "run_ranks(library_losses, 2, 2)"}
 def library_losses(steps):
     """Train a small model with fully_shard and with Prefetching; return the losses of each."""
     from mytrainer.prefetch import Prefetching

@@ -9,28 +9,32 @@ from torch import nn
 
 from lablib import replicas
 
-Wrap = Callable[[nn.Module, Sequence[nn.Module]], nn.Module]  # of a module and its blocks
+Wrap = Callable[[nn.Module, Sequence[nn.Module]], nn.Module]  # takes a module and its blocks
 
 
 def losses(wrap: Wrap, kind: str, seed: float, samples: int, steps: int, micro_batches: int,
-           masters: bool = False) -> list[float]:
+           masters: bool = False, frees: bool = False, most: int | None = None) -> list[float]:
     """Train replicas.Small with AdamW; return this rank's loss after each step.
 
     The last element is the number of elements that this rank's optimizer updates.
 
     Args:
         wrap: the student's class.
-        kind: of replicas.Small.
-        seed: this rank's, of the parameters and of its samples.
+        kind: the kind of replicas.Small, "plain" or "tied".
+        seed: this rank's seed, for its parameters and its samples.
         samples: samples of this rank.
         steps: optimizer steps.
         micro_batches: equal parts of the samples.
-        masters: whether the model is in bf16, with fp32 master weights.
+        masters: True for a bf16 model with fp32 master weights.
+        frees: True if no parameters may be in memory after finish(), only shards.
+        most: how many blocks' parameters may be in memory while a block runs in the first step;
+            None for any number.
     """
     small = replicas.Small(kind, seed)
     if masters:
         small.bfloat16()
     blocks = [small.middle] if kind == "tied" else [small.first, small.middle, small.last]
+    at_most = AtMost(blocks, most)  # its hooks run before those of the student's class
     model = wrap(small, blocks)
     own = list(model.parameters())
     updated = [piece.detach().float() for piece in own] if masters else own
@@ -43,9 +47,14 @@ def losses(wrap: Wrap, kind: str, seed: float, samples: int, steps: int, micro_b
         for piece in own:
             piece.grad = None
         for part in parts:
-            (replicas.loss(model, *part) / micro_batches).backward()
+            loss = replicas.loss(model, *part) / micro_batches
+            require_size(model)
+            loss.backward()
             require_fp32(small)
         model.finish()
+        at_most.remove()  # an evaluation may leave the last block in memory
+        if frees:
+            require_freed(model)
         for piece, master in zip(own, updated, strict=True):
             master.grad = piece.grad
         optimizer.step()
@@ -54,6 +63,58 @@ def losses(wrap: Wrap, kind: str, seed: float, samples: int, steps: int, micro_b
         with torch.no_grad():
             found.append(sum(replicas.loss(model, *part).item() for part in parts) / micro_batches)
     return [*found, sum(piece.numel() for piece in own)]
+
+
+class AtMost:
+    """Raise ValueError when the parameters of too many blocks are in memory.
+
+    A block is judged when it has run forward, and when it has a gradient.
+    """
+
+    def __init__(self, blocks: Sequence[nn.Module], most: int | None) -> None:
+        """Args:
+            blocks: the blocks, before the student's class changes them.
+            most: how many blocks may be in memory; None for any number.
+        """
+        self.parameters = [list(block.parameters()) for block in blocks]
+        self.most = most
+        self.hooks = []
+        if most is not None:
+            for block, parameters in zip(blocks, self.parameters, strict=True):
+                self.hooks.append(block.register_forward_hook(lambda *_: self.judge("forward")))
+                self.hooks += [one.register_post_accumulate_grad_hook(
+                    lambda _: self.judge("backward")) for one in parameters]
+
+    def judge(self, direction: str) -> None:
+        present = sum(any(one.untyped_storage().size() for one in block)
+                      for block in self.parameters)
+        if present > self.most:
+            raise ValueError(f"while a block runs in the {direction} pass, the parameters of "
+                             f"{present} blocks are in memory: hold those of this block "
+                             "and of the one that runs next, which in the backward pass is the "
+                             "block before it")
+
+    def remove(self) -> None:
+        for hook in self.hooks:
+            hook.remove()
+
+
+def require_freed(model: nn.Module) -> None:
+    """Raise ValueError if a unit's parameters are in memory."""
+    for number, unit in enumerate(model.units, start=1):
+        if unit.buffer.untyped_storage().size():
+            raise ValueError(f"after finish(), the parameters of unit {number} of "
+                             f"{len(model.units)} are still in memory: free each unit when its "
+                             "gradients are being reduced, and those outside the blocks, too")
+
+
+def require_size(model: nn.Module) -> None:
+    """Raise ValueError if the storage of a unit's buffer is neither empty nor as large as it."""
+    for unit in getattr(model, "units", ()):
+        size, needed = unit.buffer.untyped_storage().size(), unit.layout.size
+        if size not in (0, needed * unit.buffer.itemsize):
+            raise ValueError(f"the storage of a unit's buffer has {size} bytes for {needed} "
+                             f"elements of {unit.buffer.dtype}: how many bytes has an element?")
 
 
 def require_storage(model: nn.Module) -> None:
@@ -110,7 +171,7 @@ def train(wrap: Wrap, width: int, layers: int, tokens: int, steps: int, micro_ba
 
     Args:
         wrap: the student's class.
-        width: of the model; a block has 8 width^2 parameters.
+        width: the model's width; a block has 8 width^2 parameters.
         layers: the number of blocks.
         tokens: tokens of a micro-batch.
         steps: optimizer steps.

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from style import BLUE, GREEN, GREY, INK, ORANGE, canvas
 
-BLOCKS, WIDTH, LEFT = 4, 0.55, 1.5
+BLOCKS, WIDTH, SENT, LEFT = 4, 0.45, 0.32, 1.5
 
 
 def bar(axes, x: float, y: float, width: float, text: str, fill: str) -> None:
@@ -25,10 +25,13 @@ def draw() -> Figure:
     backward = [(number, 2 * WIDTH, True) for number in reversed(range(BLOCKS))]
     for number, width, is_backward in forward + backward:
         gathered = not (is_backward and number == BLOCKS - 1)
+        if is_backward and gathered:  # the reduce-scatter before it was started earlier
+            bar(axes, at, 1.2, SENT, f"R{number + 1}", "white")
+            at += SENT
         start = at
         if gathered:
-            bar(axes, at, 1.2, 0.4, f"G{number}", GREEN)
-            at += 0.4
+            bar(axes, at, 1.2, SENT, f"G{number}", GREEN)
+            at += SENT
         bar(axes, at, 1.7, width, f"{'B' if is_backward else 'F'}{number}",
             ORANGE if is_backward else BLUE)
         end = at + width
@@ -40,9 +43,8 @@ def draw() -> Figure:
                                      linewidth=0.7))
             axes.text(start - 0.06, y + 0.065, str(number), fontsize=7, color=GREY, ha="right",
                       va="center")
-        if is_backward:
-            bar(axes, end, 1.2, 0.4, f"R{number}", "white")
         at = end
+    bar(axes, at, 1.2, SENT, "R0", "white")
     axes.text(LEFT, 2.3, "F, B: forward and backward pass of a block     G: all-gather of its "
               "parameters     R: reduce-scatter of its gradients", fontsize=9, color=INK,
               va="center")

@@ -53,6 +53,14 @@ def test_the_first_labs_fit_into_an_hour_and_lab_04_into_five_sittings():
     assert sum(int(length) for _, length in sittings) == minutes["04"]
 
 
+@pytest.mark.parametrize("path", [path for path in LABS if path.stem < "10"],
+                         ids=lambda path: path.stem)
+def test_a_sitting_takes_at_most_75_minutes_and_the_guide_agrees(path):
+    for name, length in re.findall(r"(\w+) sitting, (\d+) minutes", path.read_text()):
+        assert int(length) <= 75
+        assert f"{name.lower()} sitting ({length} minutes" in " ".join(GUIDE.split())
+
+
 def cuts() -> list[tuple[str, str]]:
     """(lab, section) of every place at which the guide divides a lab into sittings."""
     advice = " ".join(GUIDE.partition("**Self-paced**")[2].split()).partition("The *Discuss*")[0]

@@ -1,4 +1,4 @@
-"""Read sharded tensors in another layout than they were written in."""
+"""Read sharded tensors in a different layout from the one they were saved in."""
 
 import torch
 
@@ -9,7 +9,7 @@ def reshard(read, old, new, rank):
     Args:
         read: read(rank, unit, start, stop) returns elements [start, stop) of an old rank's shard of a unit.
         old: for each unit of the old layout, the names of its tensors, and their ShardLayout.
-        new: the same for the new layout, whose units divide the same tensors in another way.
+        new: the same for the new layout, whose units group the same tensors differently.
         rank: a rank of the new layout.
 
     Returns for each new unit the rank's shard [shard_size]. Padding is 0.

@@ -15,8 +15,8 @@ class Unit:
         layout: their ShardLayout.
         buffer: all their elements, [layout.size], the same on all ranks.
         shard: this rank's elements of it, [layout.shard_size].
-        pieces: what the optimizer updates: for each parameter, this rank's elements of it, a Parameter [n]; n may
-            be 0.
+        pieces: for each parameter, this rank's elements of it as a Parameter [n], which the optimizer updates; n
+            may be 0.
     """
 
     def __init__(self, parameters):

@@ -55,7 +55,8 @@ class Zero3(Zero2):
         """After a block's forward pass: free it, unless its backward pass is next."""
         if output.requires_grad:
             output.register_hook(lambda _: self._turn(unit))
-        if not self.backward and unit is not self.blocks[-1]:
+        next_is_backward = self.backward or (unit is self.blocks[-1] and output.requires_grad)
+        if not next_is_backward:
             self.free(unit)
 
     def _turn(self, unit):

@@ -547,7 +547,7 @@ def reshard(read, old, new, rank):
     return shards
 
 # %% answer="choose" style="a table of bytes, times, and names"
-def choose_strategy(ranks, gpu, bandwidth, model):
+def choose_strategy(ranks, gpu, network, model):
     blocks, others, rounds = model["blocks"], model["others"], model["micro_batches"]
     total = sum(blocks) + others
     block = max(blocks, default=0)
@@ -556,7 +556,8 @@ def choose_strategy(ranks, gpu, bandwidth, model):
     backward = 2 * forward
 
     def send(count):
-        return count * total / bandwidth
+        collectives = {2: 1, 4: 1, 6: 2, 8: 2}[count] * (len(blocks) + 1)  # 2 and 4 bytes are one, and DDP's 8 two
+        return count * total / network["bandwidth"] + collectives * network["latency"]
 
     table = {
         "DDP": (22 * total, rounds * forward + (rounds - 1) * backward + max(backward, send(8))),
@@ -596,11 +597,12 @@ class Prefetching(Zero3):
             block.register_full_backward_pre_hook(lambda *_, at=number: start(at - 1))
 
 # %% answer="choose" style="a running best, and one if for each strategy"
-def choose_strategy(ranks, gpu, bandwidth, model):
+def choose_strategy(ranks, gpu, network, model):
     count, largest = model["others"] + sum(model["blocks"]), max([model["others"], *model["blocks"]])
     room = gpu["memory"] - model["activations"]
     passes = [flops * count * model["tokens"] / gpu["flops"] for flops in (2, 4)]
-    gather, reduce = 2 * count / bandwidth, 4 * count / bandwidth  # in 16 bits, in fp32
+    wait = network["latency"] + network["latency"] * len(model["blocks"])
+    gather, reduce = wait + 2 * count / network["bandwidth"], wait + 4 * count / network["bandwidth"]  # in 16 bits, in fp32
     steps, best = model["micro_batches"], (float("inf"), None)
     if room >= 18 * count:
         best = min(best, (steps * sum(passes) + max(0, 2 * reduce - passes[1]), "DDP"))

@@ -19,7 +19,7 @@
 #
 # - **First sitting, 70 minutes.** You partition the matrices of an MLP and the heads of an attention layer over the
 #   GPUs of a node, with as few collectives as possible.
-# - **Second sitting, 65 minutes.** No GPU ever has all the logits of a token. Random numbers stop depending on the
+# - **Second sitting, 70 minutes.** No GPU ever has all the logits of a token. Random numbers stop depending on the
 #   layout, and your files become a Llama.
 # - **Third sitting, 75 minutes.** Sequence parallelism partitions the remaining activations. You hide communication,
 #   clip gradients, and predict what a layer keeps for its backward pass. Then your model trains on two nodes.

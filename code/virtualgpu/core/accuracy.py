@@ -25,7 +25,7 @@ class MeanError(NamedTuple):
 # Errors of a training step's time, by software stack (stacks.py) and GPU model.
 TIME: Mapping[str, Mapping[str, MeanError]] = {
     "megatron-2021": {"a10": MeanError(0.052, 1), "a100-80gb": MeanError(0.04, 18),
-                      "v100-sxm2-16gb": MeanError(0.074, 1)},
+                      "v100-sxm2-16gb": MeanError(0.068, 1)},
     "megatron-deepspeed": {"a100-80gb": MeanError(0.093, 67)},
     "transformer-engine": {"h100-80gb": MeanError(0.092, 20)},
     "composer-2023": {"a100-40gb": MeanError(0.029, 19), "a100-80gb": MeanError(0.071, 16),
@@ -34,10 +34,10 @@ TIME: Mapping[str, Mapping[str, MeanError]] = {
                          "h200": MeanError(0.092, 1), "rtx3090": MeanError(0.095, 23)},
 }
 # Those of programs whose every layer is compiled, by GPU model; they are not in TIME.
-COMPILED: Mapping[str, MeanError] = {"h100-80gb": MeanError(0.098, 2)}
+COMPILED: Mapping[str, MeanError] = {"h100-80gb": MeanError(0.156, 8)}
 # Errors of a training run's peak memory, by GPU model.
 MEMORY: Mapping[str, MeanError] = {
-    "a10": MeanError(0.032, 1), "a100-80gb": MeanError(0.05, 22), "h100-80gb": MeanError(0.043, 4),
+    "a10": MeanError(0.032, 1), "a100-80gb": MeanError(0.05, 22), "h100-80gb": MeanError(0.055, 10),
     "h200": MeanError(0.012, 1), "v100-sxm2-16gb": MeanError(0.092, 1)}
 
 # Errors of the time per output token of eager inference, by GPU model

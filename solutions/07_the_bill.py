@@ -441,12 +441,12 @@ for name, model in {"GPT-3": GPT_3, "Llama 3.1 405B": LLAMA_405B, "Mixtral 8x7B"
 # ## Predict the paper
 #
 # Narayanan et al. measured ten models on up to 3,072 A100s, in fp16 with full recomputation, and published the
-# throughput of each. Sequences have 2,048 tokens, and the vocabulary 51,200 words. For a prediction, start from an A100's
-# peak, 312 TFLOP/s in fp16, and guess what fraction of it large GEMMs leave. The table has the number of GPUs, and into
-# how many parts the model is split: each layer's matrices over TP GPUs (**tensor parallelism**, lab 09), and the layers
-# into PP **pipeline stages** of one or more **chunks** (labs 10 and 11). $p$ stages with $m$ micro-batches and $v$ chunks
-# per stage are idle for $(p-1)/(vm)$ of the time that they compute. Do not open the paper yet: its abstract gives a row
-# away.
+# throughput of each. Sequences have 2,048 tokens, and the vocabulary 51,200 words. For a prediction, start from an
+# A100's peak, 312 TFLOP/s in fp16, and guess what fraction of it large GEMMs leave. The table has the number of GPUs,
+# and into how many parts the model is split: each layer's matrices over TP GPUs (**tensor parallelism**, lab 09), and
+# the layers into PP **pipeline stages** of one or more **chunks** (labs 10 and 11). $m$ and $v$ follow from the
+# authors' scripts (Megatron-LM, `examples/sc21`). $p$ stages with $m$ micro-batches and $v$ chunks per stage are idle
+# for $(p-1)/(vm)$ of the time that they compute. Do not open the paper yet: its abstract gives a row away.
 
 # %% tags=["explore"]
 print(f"{'model':8}{'layers':>8}{'hidden':>8}{'GPUs':>6}{'TP':>4}{'PP':>4}{'m':>5}{'v':>4}")
@@ -521,7 +521,7 @@ published.compare_hours(predicted_hours)
 # The last column is $6ND$, divided by the FLOPs that the GPUs could have executed in the published hours at their
 # 16-bit peak. Each row ends with its source, and `lablib/published.py` has the details. Four teams, two generations of
 # GPUs, dense models and experts, and these figures are all about a third of the peak. If you remember one number from
-# this lab, make it this one: **a third of the 16-bit peak, if hardly anything fails.**
+# this lab, make it this one: **a third of the 16-bit peak, if failures cost little time.**
 #
 # Two of the four figures flatter the run, though. OPT's 33 days assume that nothing fails. The real run took about two months
 # on 992 GPUs ([Zhang et al., 2022](https://arxiv.org/abs/2205.01068)), which is a fifth of the peak. DeepSeek-V3 runs
@@ -551,10 +551,11 @@ print(my_log)
 #
 # ### Exercise 2: utilization
 #
-# Compute all three from the first iteration line of a log to its last one; everything up to the first line includes
-# the startup. `read_log` parses the log for you. Its `settings` contain the `model` in the format of
-# `count_transformer`, the number of `gpus`, the `peak` of each in TFLOP/s, and whether layers are recomputed
-# (`recompute`). Take the time of the steps from its `lines`, because the pauses in the text are rounded. Each line has
+# Compute all three from the first iteration line of a log to its last one; everything up to the first line includes the
+# startup. `read_log` parses the log for you. Its `settings` contain the `model` in the format of `count_transformer`,
+# the number of `gpus`, the `peak` of each in TFLOP/s, and whether layers are recomputed (`recompute`). Compute the time
+# of the steps from the `ms` of its `lines`. Do not subtract the pauses from the clock: they are printed to a tenth of a
+# second only, which is not exact enough for the check. Each line has
 #
 # | key | meaning |
 # |---|---|
@@ -743,7 +744,7 @@ for name, share in read_utilization(my_log).items():
     print(f"{name:8} {result(f'{share:.1%}')}")
 
 # %% [markdown]
-# Now a real log. BLOOM's team quotes this line in [its
+# Now a real log. BLOOM's team quotes this line, which we have shortened, in [its
 # chronicle](https://github.com/bigscience-workshop/bigscience/blob/master/train/tr11-176B-ml/chronicles.md) after the
 # first week. It reports 149.02 TFLOP/s per GPU. Are those model FLOPs or hardware FLOPs?
 
@@ -1023,9 +1024,12 @@ for error in (0.0, 0.04, 0.1):
     print(f"error {error:4.0%}: best {result(found['best'])}; contenders: {', '.join(found['contenders'])}")
 
 # %% [markdown]
-# So you can afford 7 billion parameters. But how many contenders are left at 10%, and are they all of one GPU model? The
-# estimates alone do not tell you which GPUs to rent, and an option that meets the deadline on paper may miss it. They
-# have still ruled out the hopeless options, such as the 256 A100s. To decide between the others, rent each cluster for an hour, measure the step time, and read the log as in Exercise 2.
+# If the first line names a best option, you can afford 7 billion parameters. If it says `None`, none of your options is
+# feasible: go back and add a better one, because some layout meets every limit that is drawn (fewer GPUs lose less to
+# communication). Now look at 10%: how many contenders are left, and are they all of one GPU model? The estimates alone
+# do not tell you which GPUs to rent, and an option that meets the deadline on paper may miss it. At an error of 4%,
+# they have still ruled out the 256 A100s; at 10%, even that depends on the options that you added. To decide between
+# the others, rent each cluster for an hour, measure the step time, and read the log as in Exercise 2.
 
 # %% [markdown]
 # ### The rest of the bill
@@ -1086,9 +1090,9 @@ check.compare("days on 280 nodes", guess_mt_nlg_days, iterations * run["seconds"
 # Rare checkpoints lose many steps, and frequent ones cost time themselves. Find the best interval for a run whose failures
 # you know. Such a run has these properties:
 #
-# - It is done when its last step is, with the evaluation and the checkpoint that follow it. An evaluation of `evaluate`
-#   seconds follows every `evaluate_every`-th step, and a checkpoint of `save` seconds every `save_every`-th one, after
-#   the evaluation if both are due.
+# - It is done when its last step is complete, and the evaluation and the checkpoint after it, if they are due. An
+#   evaluation of `evaluate` seconds follows every `evaluate_every`-th step, and a checkpoint of `save` seconds every
+#   `save_every`-th one, after the evaluation if both are due.
 # - `failures` are the times, in ascending order and in seconds since the start, at which everything stops at once,
 #   whatever it was: a step, an evaluation, a checkpoint, or a restart.
 # - The run continues `restart` seconds after a failure, as if nothing had happened since its last complete checkpoint.
@@ -1312,11 +1316,12 @@ print(f"published {published.BLOOM_DAYS} days")
 #
 # Failures every three hours are another matter. With almost three hours between checkpoints, as in BLOOM's run, they
 # would have more than doubled the time. The more GPUs you have, the more often you save. Before a run, its failures are
-# not known. If they come at random, checkpoints take $\delta$ seconds, and the mean time between failures is $M$, the best
-# interval is about $\sqrt{2 \delta M}$
-# ([Young, 1974](https://doi.org/10.1145/361147.361115); [Daly, 2006](https://doi.org/10.1016/j.future.2004.11.016)),
-# which is 9 steps here. What remains is mostly the restarts, so make them short. Llama 3's team did, and spent more
-# than 90% of the elapsed time on training in spite of its 419 interruptions.
+# not known. Suppose they come at random, with a mean time $M$ between them, and a checkpoint takes $\delta$ seconds.
+# One every $\tau$ seconds costs the fraction $\delta/\tau$ of the time, and each failure loses half an interval on
+# average, which is the fraction $\tau/2M$. The sum is smallest at $\tau = \sqrt{2 \delta M}$ ([Young,
+# 1974](https://doi.org/10.1145/361147.361115); [Daly, 2006](https://doi.org/10.1016/j.future.2004.11.016)), which is 9
+# steps here. What remains is mostly the restarts, so make them short. Llama 3's team did, and spent more than 90% of
+# the elapsed time on training in spite of its 419 interruptions.
 
 # %% [markdown]
 # ## A plan with errors
@@ -1506,8 +1511,8 @@ print("does not follow:", bad(", ".join(audit(PLAN))))
 # - Each weight costs six FLOPs per token that passes through it in a training step, and eight with full recomputation.
 #   In GPT-2's block, attention adds a fraction of $s/6h$.
 # - HFU, MFU, and overall utilization are three different numbers. Say which one you report.
-# - By $6ND$ and all their GPU-hours, large runs reach about a third of the 16-bit peak if little fails, and a fifth if much
-#   does.
+# - By $6ND$ and all their GPU-hours, large runs reach about a third of the 16-bit peak if failures cost little time,
+#   and a fifth if they cost a lot.
 # - A failure costs a restart and the steps since the last checkpoint. The shorter the time between failures, the more
 #   often you save.
 # - Check a plan line by line, and a decision by whether the error of its estimates could change it.

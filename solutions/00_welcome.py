@@ -23,7 +23,8 @@
 # of Llama 3 405B was interrupted 466 times ([Grattafiori et al., 2024](https://arxiv.org/abs/2407.21783)).
 #
 # You need to know PyTorch, but nothing about Slurm. The lab takes one to two hours; a good place to stop is before
-# *Which rank failed first?* Run the cells from top to bottom with <kbd>Shift</kbd>+<kbd>Enter</kbd>.
+# *Which rank failed first?* (After a restart of the kernel, run the cells above again.) Run the cells from top to
+# bottom with <kbd>Shift</kbd>+<kbd>Enter</kbd>.
 
 # %% tags=["setup"]
 import os

@@ -25,7 +25,7 @@
 # Slurm and its **ranks** (the processes of a distributed job) are real: you measure this machine. The GPUs are
 # **virtual**: models, built from data sheets and published measurements of real GPUs. Where a cell asks for a guess,
 # commit to a number *before* you run the next one. The lab takes one to two hours; a good place to stop is before
-# *Compute or memory?*
+# *Compute or memory?* (After a restart of the kernel, run the cells above again.)
 
 # %% tags=["setup"]
 import inspect
@@ -668,7 +668,8 @@ links.plot(two_nodes, slow)
 
 # %% [markdown]
 # The bandwidth has changed; the latency hardly has. A transfer uses its link well only if it is much larger than
-# $n_{1/2}$, in the last column:
+# $n_{1/2}$, in the last column (latency and bandwidth are now those of *your* fit, which weighs all sizes, so they
+# differ a little from the numbers above):
 
 # %% tags=["explore"]
 virtual_links = [links.virtual("v100"), links.virtual("t4"), links.virtual("v100", "ethernet:25gbit"),

@@ -18,8 +18,9 @@
 #
 # To use it, you have to **split** the training, and there are three basic ways: each GPU processes some of the samples,
 # holds a part of every layer, or holds some of the layers. You will read the first way, write the other two, compare
-# all three, find out and prove why a colleague's job runs at half speed, and predict the step time and memory of a large
-# model. The lab takes one to two hours; a good place to stop is before *Half the speed*.
+# all three, find out and prove why a colleague's job runs at half speed, and predict the step time and memory of a
+# large model. The lab takes one to two hours; a good place to stop is before *Half the speed*. (After a restart of the
+# kernel, run the cells above again.)
 #
 # The **ranks** (the processes of a distributed program) that run your code are real, and so is the training on this
 # machine's CPU. The GPUs are **virtual**: their time and memory are modeled. Commit to each guess *before* you run
@@ -858,7 +859,7 @@ print(f"{before:.0f} ms per iteration, then {after:.0f} ms: {result(f'{after / b
 
 # %% [markdown]
 # Compare the ratio with your two predictions. The machine also runs other processes, so expect it near one of them, not
-# on it. If it is near neither, no second core was free: run the job again.
+# on it. If it is near neither, other processes took your cores: run the job again.
 #
 # Now that you know *what*, find out *who*. A process may run only on the CPUs of its **affinity mask**, which it
 # inherits from the process that started it. Before you canceled the job, `code/cpus_of.sh` listed both ranks, their

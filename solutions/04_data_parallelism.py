@@ -1498,8 +1498,8 @@ for link in (SLOW, FAST):
 # - **When is a bucket ready?** When its last gradient is, whichever that is. A set or a counter per bucket knows.
 # - **In which order do buckets start?** The first collective on one rank is matched with the first on the others, so
 #   the order must be the same on all ranks. Fill the buckets with `parameters()` in *reverse*, which is usually the
-#   order of the backward pass, and start bucket $i$ only after bucket $i-1$. (PyTorch records the order in the first
-#   iteration and then rebuilds its buckets.)
+#   order of the backward pass, and start bucket $i$ only after bucket $i-1$. (PyTorch begins with a single bucket,
+#   records the order in the first iteration, and then builds its buckets.)
 
 # %% [markdown]
 # ### Exercise 6: DataParallel
@@ -2747,8 +2747,9 @@ collectives.efficiency({
 # Write `best_bucket`, which returns the bucket size for which the last all-reduce ends earliest, to within 2%. It is at
 # most $G$. Treat all buckets as full, although $G/s$ may not be a whole number. The check compares times, not sizes, so
 # derive the optimum or search for it, as you like. Then your `DataParallel` trains on 16 virtual H100s in two nodes on
-# Ethernet, with the size that you compute. Its first two steps must be faster than those of PyTorch's DistributedDataParallel with
-# its usual buckets.
+# Ethernet, with the size that you compute. Its first two steps must be faster than those of PyTorch's
+# DistributedDataParallel with `bucket_cap_mb=25`. (That is a low bar, because PyTorch has a single bucket in the first
+# step. It builds its buckets once it has seen the order of the gradients.)
 
 # %% answer="bucket-size"
 def best_bucket(gradients, backward, call, bandwidth):
@@ -2854,11 +2855,12 @@ for factor in (1/8, 1/4, 1/2, 1, 2, 4, 8):
           + (" <- yours" if factor == 1 else ""))
 
 # %% [markdown]
-# The minimum is flat, so a factor of two hardly matters, and this is why one default serves most jobs. A factor of eight
-# does matter. For this one, PyTorch's 25 MiB is nearly half of all gradients: the network waits for the first bucket, and
-# nothing hides the last one. The three assumptions leave out what the
-# virtual GPUs model, such as the copies into and out of a bucket, so compare the computed optimum with the measured one
-# before you trust it on other hardware.
+# The minimum is flat, so a factor of two hardly matters, and this is why one default serves most jobs. The first three
+# rows are the same job: a gradient has 2.25 MiB, so each of them is a bucket of its own. With eight times your size,
+# there are only two buckets, and the step takes almost a third longer. For this one, PyTorch's 25 MiB is nearly half of
+# all gradients: the network waits for the first bucket, and nothing hides the last one. The three assumptions leave out
+# what the virtual GPUs model, such as the copies into and out of a bucket, so compare the computed optimum with the
+# measured one before you trust it on other hardware.
 
 # %% [markdown]
 # ## Run it on the cluster, across time limits

@@ -25,9 +25,9 @@ def buffer_fills() -> list[str]:
 def draw() -> Figure:
     figure, axes = canvas(10.2, 3.0)
     at = 0
-    axes.text(LEFT - 0.15, 2.2, "tensors", fontsize=10, color=INK, ha="right", va="center")
-    axes.text(LEFT - 0.15, 1.32, "flat buffer", fontsize=10, color=INK, ha="right", va="center")
-    axes.text(LEFT - 0.15, 0.46, "shards", fontsize=10, color=INK, ha="right", va="center")
+    axes.text(LEFT - 0.3, 2.2, "tensors", fontsize=10, color=INK, ha="right", va="center")
+    axes.text(LEFT - 0.3, 1.32, "flat buffer", fontsize=10, color=INK, ha="right", va="center")
+    axes.text(LEFT - 0.3, 0.46, "shards", fontsize=10, color=INK, ha="right", va="center")
     for name, shape, size, fill in TENSORS:
         cells(axes, LEFT + at * SIDE, 2.0, size, fill)
         axes.text(LEFT + (at + size / 2) * SIDE, 2.62, f"{name} {shape}" if size > 1 else name,

@@ -145,7 +145,7 @@ import torch
 import torch.distributed as dist
 
 
-def train(model, optimizer, batches, learning_rate, log, args, scaler=None):
+def train(model, optimizer, batches, learning_rate, log, args, scaler=None, clip=None):
     skipped_samples = 0
     for step in range(args.train_iters):
         consumed = step * args.global_batch_size
@@ -174,7 +174,8 @@ def train(model, optimizer, batches, learning_rate, log, args, scaler=None):
             skipped_samples += args.global_batch_size
             log(step + 1, total, torch.tensor(math.inf), True)
             continue
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip_grad or float("inf"))
+        largest = args.clip_grad or float("inf")
+        norm = (torch.nn.utils.clip_grad_norm_ if clip is None else clip)(model.parameters(), largest)
         optimizer.step()
         log(step + 1, total, norm, False)
 

@@ -22,6 +22,7 @@ EQUAL = 0.005  # and any number of three digits or more without a unit, if it is
 ANY_UNIT = r"ms|us|s|[KMGT]i?B|bytes|TFLOP/s|tokens|GPUs|steps|%"
 # What a run finds, and what it is.
 KNOWN = {
+    ("03_multi_node", "percent of the step in the bubble (virtual)"): "what another job waits",
     ("05_mixed_precision", "percentage of kernel time on Tensor Cores"): "the MFU of another job",
     ("14_heterogeneous_clusters", "times as fast"): "milliseconds of a layer"}
 GUESSED = re.compile(r"^(.*): you guessed \S+, it is ([\d,.]+(?:e[+-]?\d+)?)$", re.MULTILINE)

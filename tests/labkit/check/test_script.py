@@ -220,8 +220,8 @@ def test_a_large_file_is_no_script(home):
 @pytest.mark.slow
 def test_shipped_scripts_have_no_problems(home):
     for path in sorted((home / "code").glob("*.sh")):
-        if "#SBATCH" not in path.read_text():
-            continue  # a helper, which jobs call
+        if "#SBATCH" not in path.read_text() or path.stem.startswith("case_"):
+            continue  # a helper, which jobs call, or a broken job of lab 03
         if path.name == "my_trainer.sh":
             result = check.program(f"code/{path.name}", "my_trainer.py")
         else:

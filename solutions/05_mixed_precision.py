@@ -724,7 +724,7 @@ def agreed(ranks, gradients, scale):
     return [[False, [None if one is None else [value / scale for value in one] for one in own]] for own in gradients]
 
 
-for ranks in (1, 4):
+for ranks in (1, 2, 4):
     drawn = check.draw(2, scale=[256.0, 65536.0], gradients=check.for_each_rank(check.between(-9, 9), [3, 2]))
     where = check.draw(1, value=["inf", "-inf", "nan"], at=range(3))
     (broken,) = check.draw(1, scale=[256.0], gradients=check.for_each_rank(
@@ -1257,10 +1257,10 @@ with check.parts():
                         f"{one.loss:.4f} and {one.norm:.4g}, be {'skipped' if one.skipped else 'made'}, and divide by "
                         f"{one.scale:g}. Is each loss multiplied by the scale that its gradients are divided by?"))
 
-        require_training([1.3, 2.7], samples=4, steps=10, clip=1.0, scale=2.0**18, window=4, hysteresis=1)
+        require_training([1.3, 2.7], samples=4, steps=24, clip=1.0, scale=2.0**22, window=6, hysteresis=2)
         ### BEGIN HIDDEN TESTS
-        for case in check.draw(1, seeds=lambda dice: [dice.uniform(0, 100) for _ in range(2)], samples=[4], steps=[14],
-                               clip=[0.8, 1.2], scale=[2.0**20, 2.0**21], window=[4, 5], hysteresis=[1, 2]):
+        for case in check.draw(1, seeds=lambda dice: [dice.uniform(0, 100) for _ in range(2)], samples=[4], steps=[24],
+                               clip=[0.8, 1.2], scale=[2.0**21, 2.0**23], window=[4, 5], hysteresis=[1, 2]):
             require_training(**case)
         ### END HIDDEN TESTS
 

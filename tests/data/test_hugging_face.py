@@ -177,7 +177,7 @@ def test_a_llama_like_tokenizer_trains_and_resumes(llama_like, gpt2_as_folder, j
     assert (document[0], document[-1]) == (500, 501)
     save = f"--save {tmp_path / 'save'} --save-interval 12 "
     first = losses(flags + save, data)
-    assert first[-1] < first[0] - 0.4  # the text is our code, which changes
+    assert first[-1] < first[0] - 0.5
     more = losses(f"{flags} --load {tmp_path / 'save'} --override-lr-scheduler --train-iters 16",
                   data)
     assert more[-1] < first[0]

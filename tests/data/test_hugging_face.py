@@ -175,10 +175,10 @@ def test_a_llama_like_tokenizer_trains_and_resumes(llama_like, gpt2_as_folder, j
     data = tmp_path / "l_text_document"
     document = list(map(int, IndexedDataset(data)[0]))
     assert (document[0], document[-1]) == (500, 501)
-    save = f"--save {tmp_path / 'save'} --save-interval 12 "
+    save = f"--train-iters 16 --save {tmp_path / 'save'} --save-interval 16 "
     first = losses(flags + save, data)
     assert first[-1] < first[0] - 0.5
-    more = losses(f"{flags} --load {tmp_path / 'save'} --override-lr-scheduler --train-iters 16",
+    more = losses(f"{flags} --load {tmp_path / 'save'} --override-lr-scheduler --train-iters 20",
                   data)
     assert more[-1] < first[0]
     assert vocabulary_of(parse_arguments(f"{BASE} {flags}".split(), {})).vocab_size == 502

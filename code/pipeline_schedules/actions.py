@@ -50,8 +50,8 @@ class VShaped(list[list[Action]]):
     of the model. Everything else is a list per stage, as in any schedule.
 
     Attributes:
-        whole: the backward passes that compute both gradients in one pass, as (stage, B). Their W
-            follows directly, and they matter only to a simulation in which passes overlap.
+        whole: full backward passes, which compute both gradients at once, as (stage, B). Each is
+            followed by its W. Only simulations with overlapping pairs use this.
     """
 
     def __init__(self, stages: Iterable[list[Action]] = (),

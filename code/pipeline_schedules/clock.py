@@ -38,8 +38,8 @@ class Durations:
             `backward` + `weight`.
         link: time from the end of an action to the earliest start of an action on another stage
             that consumes its result; in a list, by receiving stage.
-        pair: the forward pass of one chunk and the whole backward pass of the other that overlap
-            in DualPipeV; by default, one runs after the other, and a gradient leaves before W.
+        pair: a forward pass of one chunk overlapped with the full backward pass of the other, as in
+            DualPipeV. With None, they run back to back, and a gradient is sent before W.
     """
 
     forward: float | Sequence[float] = 1

@@ -2,8 +2,8 @@
 
 The all-to-all of one pass hides behind the computation of the other, so a pair is one pass: it
 starts when the inputs of both have arrived, and both results leave at its end (DeepSeek-AI 2024,
-arXiv 2412.19437, section 3.2.1). A backward pass that is `whole` is one pass, too. Everything else
-takes the times of clock.py.
+arXiv 2412.19437, section 3.2.1). A full backward pass (in `whole`) is one pass, too. All others are
+timed as in clock.py.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ Times = dict[StageAction, tuple[float, float]]
 
 
 def paired_times(schedule: VShaped, durations: Durations) -> Times:
-    """Return {(stage, action): (start, end)}; the actions of one pass share its time out.
+    """Return {(stage, action): (start, end)}; the actions of a pass divide its time.
 
     Args:
-        schedule: a valid one, with whole backward passes.
-        durations: with the time of a pair.
+        schedule: a valid schedule with full (unsplit) backward passes.
+        durations: pass times, including `pair`.
 
     Raises:
         ScheduleError: the schedule has no pairs.
     """
     if not getattr(schedule, "whole", ()):
-        raise ScheduleError("durations: pair is for a schedule whose passes overlap in pairs, "
-                            "which dualpipev is; leave it out")
+        raise ScheduleError("durations: this schedule has no overlapping pairs, as dualpipev "
+                            "does; leave pair out")
     stages, cost = len(schedule), durations.per_stage(len(schedule))
     single = {FORWARD: cost["forward"], BACKWARD: cost["backward"], WEIGHT: cost["weight"]}
     waiting = {stage: list(_passes(schedule, stage)) for stage in range(stages)}
@@ -71,7 +71,7 @@ def paired_times(schedule: VShaped, durations: Durations) -> Times:
 
 
 def _passes(schedule: VShaped, stage: int) -> Iterator[tuple[Action, ...]]:
-    """Yield what a stage runs at a time: an action, a whole backward pass, or a pair."""
+    """Yield a stage's passes in order: an action, a full backward pass, or a pair."""
     actions, position = schedule[stage], 0
     whole = {at for at, (action, behind) in enumerate(pairwise(actions))
              if (stage, action) in schedule.whole

@@ -105,7 +105,7 @@ def test_the_published_bubble_of_dualpipev(p, more, forward, backward, weight, h
 
 
 def test_pairs_are_refused_where_a_schedule_has_none():
-    with pytest.raises(ScheduleError, match="durations: pair is for a schedule whose passes"):
+    with pytest.raises(ScheduleError, match="durations: this schedule has no overlapping pairs"):
         simulate(zbv(3, 6), Durations(pair=3))
     cut = dualpipev(2, 4)
     cut[0].reverse()

@@ -46,7 +46,7 @@ Read = Callable[[int, int, int, int], torch.Tensor]
 
 
 def on_virtual_gpu() -> bool:
-    """Return whether this process runs on a virtual GPU, which it takes for a CUDA device."""
+    """Return whether this process's CUDA device is a virtual GPU."""
     try:
         active_card()
     except RuntimeError:
@@ -249,7 +249,7 @@ class Checkpoints:
                     state[kind] = value.clone()
 
     def _own_part(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        """Return the elements of a tensor that this rank has, given those of its shard."""
+        """Return the part of a tensor that this rank holds, given what it read."""
         return value
 
     def _require_same(self, saved: dict, path: Path) -> None:
@@ -268,7 +268,7 @@ class Checkpoints:
                             f"{self.shapes.get(different)}")
 
     def _compared(self, saved: dict) -> Iterable[str]:
-        """Return the names whose shapes must be those of a checkpoint."""
+        """Return the names of the tensors whose shapes must match the checkpoint's."""
         return (*self.shapes, *saved)
 
 
@@ -319,7 +319,7 @@ class ShardFiles:
 
 
 def resharded(read: Read, old: Units, new: Units, rank: int) -> list[torch.Tensor]:
-    """Return what your `reshard` returns. Raises UserError if shards have the wrong sizes."""
+    """Call your `reshard`, and return its shards. Raises UserError if their sizes are wrong."""
     shards = pieces.load("reshard").reshard(read, old, new, rank)
     sizes = [shard.numel() for shard in shards]
     if sizes != (right := [one.shard_size for _, one in new]):

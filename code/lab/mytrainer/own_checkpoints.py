@@ -122,7 +122,8 @@ class OwnCheckpoints(Checkpoints):
     def _compared(self, saved: dict) -> Iterable[str]:
         """Return the names of this rank's tensors.
 
-        Raises UserError if a checkpoint has another number of tokens, with the flag that matches.
+        Raises UserError if the checkpoint's padded vocabulary has another size; the message gives
+        the flag that matches it.
         """
         size = self.ctx.grid.tp.size
         for name in VOCABULARY:
@@ -139,7 +140,7 @@ def trainer_weights(weights: Mapping[str, torch.Tensor], flags: Mapping[str, obj
 
     Args:
         weights: whole tensors by the names of llama.py.
-        flags: of the model.
+        flags: the model's flags, as the checkpoint stores them.
 
     Raises UserError if there are tensors that pretrain_gpt.py's model does not have.
     """
@@ -161,6 +162,6 @@ def trainer_weights(weights: Mapping[str, torch.Tensor], flags: Mapping[str, obj
             [query, key, value], 1).flatten(0, 2)
         found[f"{path}{FUSED['mlp.gate']}.weight"] = torch.cat([layer["mlp.gate"], layer["mlp.up"]])
     if left:
-        raise UserError(f"your llama.py has {next(iter(left))}, which no model of pretrain_gpt.py "
-                        "has, so generate.py cannot run it")
+        raise UserError(f"your llama.py has {next(iter(left))}, which pretrain_gpt.py's "
+                        "model does not have, so generate.py cannot run it")
     return found

@@ -98,7 +98,7 @@ class Device(ABC):
         buffer.untyped_storage().resize_(elements * buffer.element_size())
 
     def host_copies(self) -> HostCopies:
-        """Return what copies between the device's memory and the host's, for offloading."""
+        """Return the object that copies between device and host memory, for offloading."""
         from minimegatron.device.host_copies import HostCopies
 
         return HostCopies()

@@ -31,7 +31,7 @@ class Copy(NamedTuple):
     """A copy that may still be on its way.
 
     Attributes:
-        tensor: where it goes. Do not touch it before waiting for the copy.
+        tensor: the destination. Wait for the copy before using it.
         arrives: an event that `HostCopies.wait` understands.
     """
 
@@ -47,7 +47,7 @@ class HostCopies:
         return
 
     def update(self, traffic: HostTraffic) -> None:
-        """Account for Adam on the host, piece by piece, and for the copies of the weights."""
+        """Model Adam on the host, piece by piece, and the copies of the updated weights."""
         return
 
     def download(self, tensor: torch.Tensor) -> Copy:
@@ -59,5 +59,5 @@ class HostCopies:
         return Copy(tensor.clone(), None)
 
     def wait(self, arrives: Any) -> None:
-        """Let the kernels from now on start only after a copy has arrived."""
+        """Make all later kernels wait until a copy has arrived."""
         return

@@ -5,9 +5,8 @@ The first N layers of the model are offloaded, as with Megatron-LM's --cpu-offlo
 Each tensor that autograd saves is copied while the GPU computes, on a stream of its own. A layer's
 tensors are freed when the next layer's forward pass has been launched, and copied back during the
 backward pass of the layer after it. So at most two offloaded layers have activations on the device,
-and a copy costs time only where it takes longer than a layer's pass.
-
-Only --cpu-offloading-num-layers imports this file.
+and a copy costs time only where it takes longer than a layer's pass. Only
+--cpu-offloading-num-layers imports this file.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ SMALL = 32  # tensors smaller than 1/SMALL of a hidden state stay: statistics of
 
 
 class LayerActivations:
-    """What autograd saves of one layer and one micro-batch.
+    """The tensors that autograd saves for one layer and one micro-batch.
 
     Attributes:
         on_device: the tensors, while they are in the device's memory.
         on_host: their copies.
-        arriving: those that have been copied back, or are on their way.
+        arriving: the copies back to the device, finished or in progress.
         after: the activations of the next layer, if it is offloaded, too.
     """
 
@@ -65,7 +64,7 @@ class LayerActivations:
         return self.arriving[packed].tensor if isinstance(packed, int) else packed
 
     def free(self) -> None:
-        """Free the device's memory once it has been copied, after the next layer's forward pass."""
+        """Free the tensors once their copies are done, after the next layer's forward pass."""
         self._wait(self.on_host)
         self.on_device.clear()
 

@@ -117,7 +117,7 @@ class TransformerLayer(nn.Module):
 
 class Stage(nn.Module):
     """One chunk of a pipeline stage: some layers (perhaps none), the embedding on the first stage,
-    and the loss on the last. A stage has several chunks with interleaving, else one."""
+    and the loss on the last. With interleaving, a stage has several chunks, otherwise one."""
 
     def __init__(self, ctx: Context, vocab_size: int, layers: range, is_first: bool = True,
                  is_last: bool = True) -> None:

@@ -34,12 +34,13 @@ class NormalizedAttention(Attention):
 
     def __init__(self, ctx: Context, *others: object) -> None:
         super().__init__(ctx, *others)
-        self.turned, self.rotated = self.rotated, 0  # not before the norms
+        self.rotary_dim, self.rotated = self.rotated, 0  # rotate after the norms
         self.q_layernorm, self.k_layernorm = HeadNorm(ctx), HeadNorm(ctx)
 
     def query_key_value(self, x: torch.Tensor, first: int) -> Sequence[torch.Tensor]:
         query, key, value = super().query_key_value(x, first)
         query, key = self.q_layernorm(query), self.k_layernorm(key)
-        if self.turned:
-            query, key = (ops.rotary(each, first, self.turned, self.base) for each in (query, key))
+        if self.rotary_dim:
+            query, key = (ops.rotary(each, first, self.rotary_dim, self.base)
+                          for each in (query, key))
         return query, key, value

@@ -84,7 +84,7 @@ def layer_groups(num_layers: int, method: str, size: int) -> list[tuple[range, b
 
 
 def layer_runner(ctx: Context) -> Callable[[Sequence[Layer], torch.Tensor], torch.Tensor]:
-    """Return what runs layers if their activations are recomputed or offloaded."""
+    """Return the callable that runs layers with recomputation or offloading."""
     if not ctx.config.cpu_offloading_num_layers:
         return FullCheckpointing(ctx)
     from minimegatron.model.activation_offload import ActivationOffload

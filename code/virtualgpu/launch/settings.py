@@ -33,10 +33,10 @@ class Settings:
         eager_host: whether eager operations in inference cost the host more than launches
             (core/eager.py); records never have these costs.
         typical: what a few numbers of large tensors are assumed to be; None: they are unknown.
-        without: what is not there: stand-ins for packages, or cuDNN's kernel of attention.
+        without: names of finder.REMOVABLE to leave out: stand-ins, or cuDNN's attention kernel.
 
     Raises:
-        VirtualGpuError: two settings exclude each other, or there is no such stand-in.
+        VirtualGpuError: two settings exclude each other, or `without` has an unknown name.
     """
 
     values: int = LIMIT

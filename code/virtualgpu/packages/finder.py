@@ -133,8 +133,8 @@ def check(without: Sequence[str]) -> None:
     """Raise VirtualGpuError unless these names can be left out."""
     for name in without:
         if name not in REMOVABLE:
-            raise VirtualGpuError(f"--without {name}: no stand-in has this name; the choices "
-                                  f"are {', '.join(REMOVABLE)}")
+            raise VirtualGpuError(f"--without {name}: nothing with this name can be left out; "
+                                  f"the choices are {', '.join(REMOVABLE)}")
 
 
 def missing_part(error: ImportError) -> str | None:

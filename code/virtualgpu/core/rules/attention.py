@@ -304,10 +304,10 @@ def _packed_fits(a: Arguments) -> None:
     if a.kernel not in (FLASH, CUDNN, EFFICIENT):
         raise ValueError(f"kernel {a.kernel!r}: no such kernel")
     if len(a.rows) != len(a.columns) or min([0, *a.rows, *a.columns]) < 0:
-        raise ValueError(f"packed attention: the lengths {a.rows} of queries and {a.columns} of "
-                         "keys are not one of each per sequence, 0 or more")
+        raise ValueError(f"packed attention: query lengths {a.rows} and key lengths {a.columns} "
+                         "must be two lists of the same size, with no negative length")
     if len(a.window) != 2 or min(a.window) < -1:
-        raise ValueError(f"packed attention: the window {a.window} is not two numbers from -1")
+        raise ValueError(f"packed attention: the window {a.window} must be two numbers, -1 or more")
     for name, sizes, tensor in (("rows", a.rows, query), ("columns", a.columns, key)):
         if (sum(sizes) > tensor.shape[0] if tensor.dim() == 3 else
                 len(sizes) != query.shape[0] or max([0, *sizes]) > tensor.shape[1]):

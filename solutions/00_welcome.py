@@ -669,10 +669,11 @@ for report in failures.reports(count.log.read_text()):
 # in any order, and the collective that it waited for, if the watchdog names one.
 #
 # Return every rank that failed by itself or kept the others waiting, and none of their victims. Once a rank has failed
-# *by itself*, `torchrun` stops the ranks that remain, so then neither silence nor another collective proves anything. If
-# none has, somebody must have gone first. The two jobs above show what a timeout proves about the rank that reports it, and about ranks that report nothing. A rank
-# that only lost its connection is a victim, wherever it was. Most ranks are where they should be. If every rank arrived
-# at the same collective, the network may be to blame, but no program is: return an empty list.
+# *by itself*, `torchrun` stops the ranks that remain, so then neither silence nor another collective proves anything.
+# If none has, look for the ranks that kept the others waiting. The two jobs above show what a timeout proves about the
+# rank that reports it, and about ranks that report nothing. A rank that only lost its connection is a victim, wherever
+# it was. Most ranks are where they should be. If every rank arrived at the same collective, the network may be to
+# blame, but no program is: return an empty list.
 
 # %% answer="suspects"
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting",
@@ -882,7 +883,8 @@ def require_one_change(job):
     result = files.get("--result")
     check.that(result in (failing, right),
                f"It writes {result}, which neither the job that failed nor your colleague's jobs do.")
-    nodes = job.directives.get("nodelist", "")
+    nodes = job.directives.get("nodelist") or (
+        "slurmnode1" if job.directives.get("exclude") == "slurmnode2" else "")  # there are two nodes
     check.that(nodes, "Without --nodelist, Slurm picks the node, and you don't know which one your experiment is about.")
     moved, elsewhere = result == right, nodes != "slurmnode2"
     check.that(not (moved and elsewhere), f"It runs on {nodes} and writes {result}: both suspects have changed. If it "

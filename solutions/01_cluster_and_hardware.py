@@ -326,7 +326,7 @@ print("\n".join(mine))
 #
 # Write `ping_pong`, which ranks 0 and 1 call at the same time (`dist.get_rank()` tells which one it is). A tensor makes
 # `rounds + 1` round trips from rank 0 to rank 1 and back, and rank 1 adds 1 to its first element each time. In the end,
-# both ranks have the same tensor, in the memory of the one that they were given. `dist.send(tensor, dst=1)` and
+# both ranks hold the same values, each in the tensor that it was given. `dist.send(tensor, dst=1)` and
 # `dist.recv(tensor, src=0)` wait until the other rank makes the matching call.
 #
 # The first round trip also sets up the connection, so it does not count: it is a **warm-up**. Both ranks return the average
@@ -857,12 +857,13 @@ for name, dtype in (("v100", "fp16"), ("a100", "fp16"), ("h100", "bf16")):
 # %% [markdown]
 # By this model, the two GEMMs of attention, in which one dimension is only the head size, are memory-bound on all three
 # GPUs, although GPT-3's are close to the V100's ridge point. On the H100, whose ridge point is higher, GPT-2's
-# attention output joins them. An **elementwise** kernel between the GEMMs, such as GELU, reads a 16-bit number, computes,
-# and writes one: even 50 FLOPs would be only 12 per byte, far below every ridge point above. So these kernels are
-# memory-bound on every GPU. A larger hidden size helps,
-# because a GEMM's FLOPs grow faster than its bytes, and so does **fusion**: FlashAttention ([Dao et al.,
-# 2022](https://arxiv.org/abs/2205.14135)) computes scores, softmax, and weighted values in one kernel, and the $s
-# \times s$ matrices never travel to memory. (The model ignores the L2 cache.)
+# attention output joins them. An **elementwise** kernel between the GEMMs, such as GELU, reads a 16-bit number,
+# computes, and writes one. It cannot use Tensor Cores, and without them, the ridge points of these GPUs are only 10 to
+# 20 FLOPs per byte (15.7, 19.5, and 67 TFLOP/s in fp32). But even 20 FLOPs per number would be only 5 per byte. So
+# these kernels are memory-bound on all three GPUs. A larger hidden size helps, because a GEMM's FLOPs grow faster than
+# its bytes, and so does **fusion**: FlashAttention ([Dao et al., 2022](https://arxiv.org/abs/2205.14135)) computes
+# scores, softmax, and weighted values in one kernel, and the $s \times s$ matrices never travel to memory. (The model
+# ignores the L2 cache.)
 #
 # The **model FLOPs utilization** (MFU; [Chowdhery et al., 2022](https://arxiv.org/abs/2204.02311)) is the share of
 # the peak that goes into FLOPs that the model itself requires. It never reaches 100%: Narayanan et al.
@@ -1052,7 +1053,7 @@ def limit(events, gpu):
     """Return what limits a run: "compute", "memory", "launch", "latency", or "bandwidth".
 
     Args:
-        events: of one GPU; dictionaries with "kind" ("kernel" or "communication"), "start" and
+        events: the events of one GPU, dictionaries with "kind" ("kernel" or "communication"), "start" and
             "end" in microseconds, "flops", and "bytes".
         gpu: a dictionary with "tflops", "memory_gb_per_s", and "network_gb_per_s".
     """

@@ -453,7 +453,7 @@ slow = shares("case_d/run_slow")
 #
 # ### Exercise 2: find the straggler
 #
-# You get the times of several steps, an odd number. In each rank, fewer than half of the steps may take much more or
+# You get the times of several steps, an odd number. On each rank, fewer than half of the steps may take much more or
 # less time than usual, because of noise. Judge a rank by its median step: a straggler takes more than 10% longer than
 # the fastest rank to reach the collectives. Return all stragglers, and the milliseconds that a usual step would save if
 # all ranks were as fast as the fastest: 0.0 without stragglers.
@@ -670,7 +670,7 @@ check.function(cause, cases=[(gpus, shards, times_of(4, slow), 2) for slow in (1
 for case in check.draw(12, ranks=range(3, 40), suspect=range(40), kind=KINDS, base=check.between(50, 900),
                        extra=check.between(0.2, 2.0), turn=range(1, 40)):
     ranks, suspect = case["ranks"], case["suspect"] % case["ranks"]
-    turn = 1 + case["turn"] % (ranks - 1)  # GPUs and shards move in opposite directions, by different amounts
+    turn = 1 + case["turn"] % (ranks - 1)  # GPUs and shards move by different amounts
     other = 1 + turn % (ranks - 1)
     design = [(rank + turn) % ranks for rank in range(ranks)], [(rank + other) % ranks for rank in range(ranks)]
     slow = slow_rank(design, case["kind"], suspect)
@@ -717,12 +717,12 @@ for case in check.draw(16, size=range(3, 60), suspect=range(60)):
 # +    return "gpu", gpus[slow]
 
 # %% [markdown]
-# A real swap permutes, too. Within a node, `CUDA_VISIBLE_DEVICES=1,0` exchanges two GPUs; across nodes, exchange the
-# node ranks. For that, you need a static rendezvous (`--master_addr` and `--node_rank`), because with `c10d`, torchrun
-# assigns the node ranks itself. A data loader that takes its shard number from an argument instead of the rank lets you
-# permute shards. If the slowness follows the GPU, ask for its node to be drained. If it follows the shard, pack or
-# balance samples by length. `#SBATCH --exclude` and a new `--seed` are no substitute: they change every rank at once,
-# so you learn only whether the slowness disappears.
+# On a real cluster, you permute them like this: within a node, `CUDA_VISIBLE_DEVICES=1,0` exchanges two GPUs; across
+# nodes, exchange the node ranks. For that, you need a static rendezvous (`--master_addr` and `--node_rank`), because
+# with `c10d`, torchrun assigns the node ranks itself. A data loader that takes its shard number from an argument
+# instead of the rank lets you permute shards. If the slowness follows the GPU, ask for its node to be drained. If it
+# follows the shard, pack or balance samples by length. `#SBATCH --exclude` and a new `--seed` are no substitute: they
+# change every rank at once, so you learn only whether the slowness disappears.
 
 # %% [markdown]
 # ## Detective 4: a job that hangs
@@ -994,8 +994,8 @@ def require_placement(nodes, gpus_per_node, t, p, activation, gradient, least):
     orders = orders_of_megatron(nodes * gpus_per_node, t, p)
     usual = min(placements.busiest_node(one, gpus_per_node, activation, gradient) for one in orders)
     check.that(sends <= 1.000001 * least or sends < 0.999999 * usual or usual <= 1.000001 * least,
-               f"{cluster}. So it does if each node holds as many replicas of one stage as possible, or as many stages of "
-               "one replica. Between these, other placements send less here.")
+               f"{cluster}. If each node holds as many replicas of one stage as possible, or as many stages of one replica, it "
+               f"sends at least {usual:,.0f}. Between these, other placements send less here.")
     mostly_activations = only_activations > sends / 2
     check.that(sends <= 1.000001 * least or not mostly_activations,
                f"{cluster}, most of them activations and their gradients. Could the ranks that exchange these share a node?")
@@ -1100,7 +1100,7 @@ guess_bubble = 30
 ### END SOLUTION
 
 # %% [markdown]
-# The next cell also has tensor parallelism over both nodes, and other micro-batches. Is 4 the best one?
+# The next cell also tries tensor parallelism over both nodes, and other micro-batch sizes. Is 4 the best?
 
 # %% tags=["explore"]
 LAYOUT = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --global-batch-size 16 --micro-batch-size "

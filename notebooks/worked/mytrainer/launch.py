@@ -18,7 +18,7 @@ def connect():
 
 
 def own_samples(consumed, batch, rank, ranks):
-    """Return the numbers of this rank's samples in the next step, as a list.
+    """Return the indices of this rank's samples in the next step, as a list.
 
     Args:
         consumed: samples of all steps before.

@@ -238,8 +238,8 @@ def test_programs_run_without_a_stand_in_that_is_unwanted():
 
     ran(program, without=("flash_attn",))
     assert "flash_attn" not in sys.modules
-    with pytest.raises(VirtualGpuError, match="--without apex: nothing with this name can"):
-        Settings(without=("apex",))
+    with pytest.raises(VirtualGpuError, match="--without triton: nothing with this name can"):
+        Settings(without=("triton",))
 
 
 def flexible():

@@ -11,7 +11,7 @@ from virtualgpu.packages.refusals import used
 def wgrad_gemm_accum_fp32(input: Tensor, d_output: Tensor, d_weight: Tensor) -> None:
     """Add d_output [.., out]^T @ input [.., in] to d_weight [out, in] in fp32."""
     used("apex")
-    torch.ops.virtualgpu.add_product(d_weight, d_output.flatten(0, -2), input.flatten(0, -2))
+    torch.ops.virtualgpu.add_product(d_weight, d_output.flatten(0, -2).t(), input.flatten(0, -2))
 
 
 wgrad_gemm_accum_fp16 = wgrad_gemm_accum_fp32  # with a buffer in the operands' dtype

@@ -27,7 +27,7 @@ FOREIGN = {"docker": "--build --build-arg --cap-add --cap-drop --memory --memory
            "slurm": "--account --begin --cpu-bind --cpus-per-task --dependency --gpus-per-task "
                     "--gres --het-group --mem --no-requeue --time --wait --wait-all-nodes",
            "torchrun": "--nnodes --nproc_per_node --rdzv_id --role --shutdown-timeout --tee",
-           "nbgrader": "--exporter"}
+           "nbgrader": "--exporter", "megatron-lm": "--mock-data --transformer-impl"}
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 
 

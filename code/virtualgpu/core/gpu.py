@@ -54,6 +54,7 @@ LAUNCHER = f"{PACKAGE}launch{os.sep}"  # outside it, nothing is the program's
 # The final separator matters: torchvision's folder begins with torch's path, too.
 LIBRARY_CODE = (PACKAGE, f"{Path(torch.__file__).parent}{os.sep}", "<frozen ")
 STANDARD_LIBRARY = f"{Path(os.__file__).parent}{os.sep}"
+WRAPPERS = f"{os.sep}typing_extensions.py"  # around functions that torch deprecates
 
 
 class HostCosts(Protocol):
@@ -343,7 +344,7 @@ def in_launcher(frame: FrameType) -> bool:
 
 def is_library(file: str) -> bool:
     """Return whether a file belongs to this package, to torch, or to Python itself."""
-    return file.startswith(LIBRARY_CODE) or (
+    return file.startswith(LIBRARY_CODE) or file.endswith(WRAPPERS) or (
         file.startswith(STANDARD_LIBRARY) and "-packages" + os.sep not in file)
 
 

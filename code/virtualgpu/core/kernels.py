@@ -50,6 +50,8 @@ SIGNATURES = (
     "-> Tensor(a!)",
     "cast_transpose(Tensor x, Tensor scale, Tensor(a!) amax, ScalarType dtype) "
     "-> (Tensor, Tensor)",
+    # A GEMM in 16 bits that adds a [m, k] @ b [k, n] to a buffer, which may be in fp32.
+    "add_product(Tensor(a!) total, Tensor a, Tensor b) -> Tensor(a!)",
 )
 library = torch.library.Library("virtualgpu", "DEF")
 run = torch.ops.virtualgpu

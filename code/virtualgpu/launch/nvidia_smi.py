@@ -1,4 +1,7 @@
-"""Put an `nvidia-smi` on the program's PATH that shows the virtual GPUs."""
+"""Put an `nvidia-smi` on the program's PATH that shows the virtual GPUs, and a CUDA_HOME beside it.
+
+Programs read the version of CUDA from CUDA_HOME/bin/nvcc, even if they compile nothing.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,18 @@ from pathlib import Path
 
 from virtualgpu.export.saving import save
 from virtualgpu.launch.cluster import Cluster
-from virtualgpu.pytorch.cuda import busy_share
+from virtualgpu.pytorch.cuda import CUDA_VERSION, busy_share
 from virtualgpu.pytorch.mode import CudaGpu
 from virtualgpu.smi import job
+
+NVCC = f"""#!/bin/sh
+case "$1" in
+-V | --version) echo "nvcc: NVIDIA (R) Cuda compiler driver
+Cuda compilation tools, release {CUDA_VERSION}, V{CUDA_VERSION}.0 (virtualrun)" ;;
+*) echo "virtualrun: this nvcc only prints its version: CUDA kernels cannot run on virtual GPUs" >&2
+   exit 1 ;;
+esac
+"""
 
 
 @contextmanager
@@ -48,6 +60,10 @@ def install(gpu: CudaGpu, cluster: Cluster, rank: int, folder: Path) -> None:
     text = f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
     save(commands / "nvidia-smi", text, 0o755)  # other ranks of the node write it, too
     os.environ["PATH"] = f"{commands}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    if not {"CUDA_HOME", "CUDA_PATH"} & os.environ.keys():
+        (commands / "bin").mkdir(exist_ok=True)
+        save(commands / "bin" / "nvcc", NVCC, 0o755)
+        os.environ["CUDA_HOME"] = str(commands)
     publish = functools.partial(describe, gpu, rank, folder, os.getpid())
     publish()
 

@@ -16,13 +16,17 @@ from virtualgpu.core.errors import NoValue, VirtualGpuError
 FOLDER = Path(__file__).parent
 # By name of the module: name of the distribution, and the version whose interface is modeled.
 PACKAGES = {"flash_attn": ("flash-attn", "2.8.3"), "xformers": ("xformers", "0.0.35"),
-            "transformer_engine": ("transformer-engine", "2.11.0")}
+            "transformer_engine": ("transformer-engine", "2.11.0"), "apex": ("apex", "0.1")}
 # The kernel of torch's attention that Hopper and Blackwell prefer; programs from before PyTorch
 # preferred it ran without it.
 CUDNN_ATTENTION = "cudnn_attention"
 REMOVABLE = (*PACKAGES, CUDNN_ATTENTION)
 # Packages that run without one of these, and need more of it than its stand-in has.
 RUN_WITHOUT = {"flash_attn": ("diffusers",), "transformer_engine": ("megatron",)}
+# The only packages that find this stand-in: it has what they need of it, and others need more.
+ONLY_FOR = {"apex": ("megatron",)}
+EXTENSIONS = {"apex": ("amp_C", "fused_weight_gradient_mlp_cuda", "scaled_masked_softmax_cuda",
+                       "scaled_upper_triang_masked_softmax_cuda")}  # top-level modules of a package
 
 
 class StandInFinder:
@@ -39,10 +43,16 @@ class StandInFinder:
 
     def find_spec(self, name: str, path: object = None, target: ModuleType | None = None
                   ) -> ModuleSpec | None:
-        """Return the stand-in of a package."""
-        if name not in self.packages:
+        """Return the stand-in of a package, or of a module that it installs beside itself."""
+        package = next((one for one, modules in EXTENSIONS.items() if name in modules), name)
+        if package not in self.packages:
             return None
         program = importer()
+        if program not in ONLY_FOR.get(package, (program,)):
+            return None
+        if package != name:
+            return importlib.util.spec_from_file_location(
+                name, FOLDER / package / "extensions" / f"{name}.py")
         if program in RUN_WITHOUT.get(name, ()):
             if program not in self.told:
                 self.told.add(program)
@@ -58,7 +68,8 @@ class StandInFinder:
         """Yield the metadata of stand-ins, so that programs can ask for a version."""
         for module, (name, version) in self.packages.items():
             wanted = context.name
-            if wanted is None or wanted.replace("_", "-").lower() == name:
+            if module not in ONLY_FOR and (
+                    wanted is None or wanted.replace("_", "-").lower() == name):
                 yield StandInDistribution(module, name, version)
 
 

@@ -103,7 +103,7 @@ def _devices(gpu: CudaGpu) -> dict[str, object]:
             gpu.current = self.before
 
     return dict(
-        is_available=lambda: True, init=lambda: None,
+        is_available=lambda: True, _is_compiled=lambda: True, init=lambda: None,
         is_initialized=lambda: gpu.current is not None,  # DeviceMesh chooses for a process without
         _lazy_init=lambda: None, _is_in_bad_fork=lambda: False,
         device_count=lambda: gpu.count, current_device=lambda: gpu.current or 0,

@@ -142,10 +142,29 @@ def swiglu_backward(grad, x):
     return torch.cat((for_gate, grad * gate * share), -1).to(x.dtype)
 
 
+def add_product(total, a, b):
+    """Add a [m, k] @ b [k, n] to a buffer in place."""
+    return total.add_(a.float() @ b.float())
+
+
+def masked_softmax(scores):
+    """Return the softmax of each row of scores [.., s, s] up to its diagonal."""
+    hidden = ~visible(*scores.shape[-2:], (-1, 0))
+    return scores.float().masked_fill(hidden, float("-inf")).softmax(-1).to(scores.dtype)
+
+
+def masked_softmax_backward(grad, out):
+    """Replace the gradient of a softmax's result by that of its scores."""
+    weighted = grad.float() * out
+    return grad.copy_(weighted - out * weighted.sum(-1, keepdim=True))
+
+
 PACKAGE_VALUES = {
     run.packed_attention.default: packed_attention,
     run.packed_attention_backward.default: packed_attention_backward,
     run.rotate_pairs.default: rotate_pairs, run.rotate_pairs_.default: rotate_pairs_,
     run.cast_transpose.default: cast_transpose,
     run.swiglu.default: swiglu, run.swiglu_backward.default: swiglu_backward,
+    run.add_product.default: add_product, run.masked_softmax.default: masked_softmax,
+    run.masked_softmax_backward.default: masked_softmax_backward,
 }

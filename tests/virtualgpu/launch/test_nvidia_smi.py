@@ -27,6 +27,9 @@ def program():
     text = subprocess.run(QUERY, shell=True, capture_output=True, text=True, check=True).stdout
     assert os.system("nvidia-smi -L > /dev/null") == 0
     assert "NV18" in subprocess.check_output(["nvidia-smi", "topo", "-m"], text=True)
+    compiler = f"{os.environ['CUDA_HOME']}/bin/nvcc"  # for which torch has to count as compiled
+    assert torch.cuda._is_compiled()
+    assert "release" in subprocess.check_output([compiler, "-V"], text=True)
     del kept
     rows = [line.split(", ") for line in text.splitlines()]
     own = rows[int(os.environ["LOCAL_RANK"])]

@@ -3,12 +3,13 @@
 import importlib
 import sys
 from importlib import metadata
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from virtualgpu.core.errors import VirtualGpuError
+from virtualgpu.core.errors import NoValue, VirtualGpuError
 from virtualgpu.launch.cluster import parse
 from virtualgpu.launch.ranks import run_ranks
 from virtualgpu.launch.settings import Settings
@@ -191,6 +192,68 @@ def test_fp8_is_refused_on_a_gpu_without_it():
     assert ran(program, "a100").value is False
 
 
+MEGATRON = """
+import amp_C
+import fused_weight_gradient_mlp_cuda
+import scaled_masked_softmax_cuda
+import scaled_upper_triang_masked_softmax_cuda
+from apex.contrib.layer_norm.layer_norm import FastLayerNormFN
+from apex.multi_tensor_apply import multi_tensor_applier
+from apex.normalization import FusedLayerNormAffineFunction
+from apex.optimizers import FusedAdam
+"""
+
+
+def apex():
+    """Megatron-LM imports Apex here; nobody else finds it."""
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("apex")
+    m = SimpleNamespace(__name__="megatron.core.fusions")
+    exec(MEGATRON, vars(m))
+    softmax = m.scaled_upper_triang_masked_softmax_cuda
+    scores, = given((4, 16, 16))
+    weights = softmax.forward(scores.detach(), torch.tensor([1.0])[0])
+    hidden = torch.ones(16, 16, dtype=torch.bool, device="cuda").triu(1)
+    expected = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    expected.square().sum().backward()
+    torch.testing.assert_close(weights.cpu(), expected.detach().cpu(), **CLOSE)
+    torch.testing.assert_close(softmax.backward(2 * weights, weights, 1.0).cpu(),
+                               scores.grad.cpu(), **CLOSE)
+    with pytest.raises(NoValue, match=r"scaled_upper_triang_masked_softmax\(scale=..\)"):
+        softmax.forward(weights, torch.tensor([0.5])[0])
+    limit = m.scaled_masked_softmax_cuda.get_batch_per_block
+    operands = given((2, 3, 8), (8,), (8,), device="cuda")
+    for function, shape in ((m.FastLayerNormFN, ()), (m.FusedLayerNormAffineFunction, ((8,),))):
+        compare(operands, lambda f=function, s=shape: f.apply(*operands, *s, 1e-5),
+                lambda: F.layer_norm(operands[0], (8,), *operands[1:], 1e-5))
+    rows, slopes = given((2, 3, 8), (2, 3, 4))
+    total = torch.ones(4, 8, device="cuda")
+    m.fused_weight_gradient_mlp_cuda.wgrad_gemm_accum_fp32(rows, slopes, total)
+    product = 1 + slopes.flatten(0, 1).t().float() @ rows.flatten(0, 1).float()
+    torch.testing.assert_close(total.cpu(), product.detach().cpu())
+    flag = torch.zeros(1, dtype=torch.int, device="cuda")
+    norm, _ = m.multi_tensor_applier(m.amp_C.multi_tensor_l2norm, flag, [[total, total]], False)
+    torch.testing.assert_close(norm.cpu(), total.norm().cpu().reshape(1) * 2 ** 0.5)
+    half = [torch.empty_like(total, dtype=torch.bfloat16)]
+    m.multi_tensor_applier(m.amp_C.multi_tensor_scale, flag, [[total], half], 0.5)
+    torch.testing.assert_close(half[0].cpu(), (total / 2).bfloat16().cpu())
+    found = []
+    for kind in (m.FusedAdam, torch.optim.AdamW):
+        weight = torch.nn.Parameter(total.clone())
+        weight.grad = torch.ones_like(weight)
+        kind([weight], lr=0.1, weight_decay=0.1).step()
+        found.append(weight.detach().cpu())
+    torch.testing.assert_close(*found)
+    return limit(2048, 2048, 4, 8), limit(128, 128, 4, 8), limit(16, 16, 4, 8)
+
+
+def test_megatron_finds_the_kernels_of_apex():
+    rank = ran(apex)
+    assert rank.value == (4, 8, 16)
+    assert "virtualgpu.add_product" in rank.busy
+    assert any("apex is virtualrun's own model" in one.text for one in rank.assumptions)
+
+
 def unmodeled_argument():
     from flash_attn import flash_attn_func
 
@@ -238,8 +301,8 @@ def test_programs_run_without_a_stand_in_that_is_unwanted():
 
     ran(program, without=("flash_attn",))
     assert "flash_attn" not in sys.modules
-    with pytest.raises(VirtualGpuError, match="--without apex: nothing with this name can"):
-        Settings(without=("apex",))
+    with pytest.raises(VirtualGpuError, match="--without triton: nothing with this name can"):
+        Settings(without=("triton",))
 
 
 def flexible():

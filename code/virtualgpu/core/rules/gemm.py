@@ -285,6 +285,7 @@ COSTS: dict[str, CostRule] = {
     "aten.addmm": lambda a, r: gemm(a[1], a[2], r, a[0]),
     "aten.addmm_": lambda a, r: gemm(a[1], a[2], r, a[0]),
     "aten.baddbmm": lambda a, r: gemm(a[1], a[2], r, a[0]),
+    "virtualgpu.add_product": lambda a, r: gemm(a[1], a[2], r, a[0]),
     "aten._grouped_mm": grouped_gemm,
     "aten._scaled_mm": scaled_gemm,
     "aten.convolution": convolution,
@@ -318,6 +319,13 @@ def _addmm(a: Arguments) -> list[Result]:
     require(left.dim() == (3 if a.name == "baddbmm" else 2), "expected matrices", a=left, b=right)
     expands(a.self.shape, found[0][0])
     return [(found[0][0], getattr(a, "out_dtype", None) or found[0][1])]
+
+
+@returns("virtualgpu.add_product")
+def _add_product(a: Arguments) -> list[Result]:
+    require(a.total.shape == _matmul(a.a, a.b, 2)[0][0], "another shape than the sum's",
+            total=a.total, a=a.a, b=a.b)
+    return []
 
 
 @returns("addbmm")

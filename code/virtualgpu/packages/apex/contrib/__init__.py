@@ -1,0 +1,1 @@
+"""Parts of Apex that its authors call contributed."""

@@ -226,6 +226,8 @@ def apex():
     for function, shape in ((m.FastLayerNormFN, ()), (m.FusedLayerNormAffineFunction, ((8,),))):
         compare(operands, lambda f=function, s=shape: f.apply(*operands, *s, 1e-5),
                 lambda: F.layer_norm(operands[0], (8,), *operands[1:], 1e-5))
+    with pytest.raises(NoValue, match=r"fused_layer_norm_affine\(memory_efficient=..\)"):
+        m.FusedLayerNormAffineFunction.apply(*operands, (8,), 1e-5, True)
     rows, slopes = given((2, 3, 8), (2, 3, 4))
     total = torch.ones(4, 8, device="cuda")
     m.fused_weight_gradient_mlp_cuda.wgrad_gemm_accum_fp32(rows, slopes, total)

@@ -1,4 +1,4 @@
-"""LayerNorm of Apex: one kernel, as in PyTorch, which saves its input or its output."""
+"""LayerNorm of Apex: one kernel, as in PyTorch, which saves its input."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from virtualgpu.packages.refusals import used
+from virtualgpu.packages.refusals import refuse, used
 
 run = torch.ops.aten
 
@@ -15,22 +15,22 @@ run = torch.ops.aten
 class FusedLayerNormAffineFunction(torch.autograd.Function):
     """LayerNorm with a weight and a bias.
 
-    With memory_efficient, Apex saves the output and recomputes the input from it in the backward
-    kernel, which has the shapes and the traffic of PyTorch's; its values are unknown here.
+    Raises NoValue with memory_efficient, with which Apex saves the output instead.
     """
 
     @staticmethod
     def forward(ctx, input, weight, bias, normalized_shape, eps, memory_efficient=False):
         used("apex")
+        refuse("fused_layer_norm_affine", memory_efficient=memory_efficient or None)
         ctx.shape = list(normalized_shape)
         out, mean, scale = run.native_layer_norm(input, ctx.shape, weight, bias, eps)
-        ctx.save_for_backward(out if memory_efficient else input, weight, bias, mean, scale)
+        ctx.save_for_backward(input, weight, bias, mean, scale)
         return out
 
     @staticmethod
     def backward(ctx, grad):
-        kept, weight, bias, mean, scale = ctx.saved_tensors
-        grads = run.native_layer_norm_backward(grad.contiguous(), kept, ctx.shape, mean, scale,
+        input, weight, bias, mean, scale = ctx.saved_tensors
+        grads = run.native_layer_norm_backward(grad.contiguous(), input, ctx.shape, mean, scale,
                                                weight, bias, [True, True, True])
         return *grads, None, None, None
 

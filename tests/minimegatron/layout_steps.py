@@ -164,8 +164,9 @@ poisoned = -1  # set by run
 
 def held_bytes(optimizer: Optimizer) -> float:
     """Return the bytes per trained parameter of weights, gradients, and optimizer state."""
-    tensors = [optimizer.param_buffer, optimizer.ddp.grad_buffer, optimizer.main_params,
-               optimizer.main_grads, *optimizer.moments.values()]
+    tensors = [optimizer.param_buffer, optimizer.ddp.grad_buffer, optimizer.main_grads]
+    for holder in filter(None, (optimizer, optimizer.host)):
+        tensors += [holder.main_params, *holder.moments.values()]
     parameters = list(optimizer.ddp.params.values())
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
                 for tensor in [*tensors, *parameters] if tensor is not None}

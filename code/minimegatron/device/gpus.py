@@ -11,12 +11,12 @@ import torch.distributed as dist
 
 from minimegatron.arguments import Config
 from minimegatron.device.device import Device, Memory
-from minimegatron.errors import UserError, require
+from minimegatron.errors import UserError
 from virtualgpu.core import cards
 from virtualgpu.core.slots import INSTEAD_OF_CPU
 
 if TYPE_CHECKING:
-    from minimegatron.device.device import Device
+    from minimegatron.device.host_copies import HostCopies
     from minimegatron.device.virtual import VirtualDevice
 
 
@@ -93,13 +93,6 @@ def cuda_device(config: Config, local_rank: int) -> CudaDevice:
         raise UserError(f"--distributed-backend gloo with --pipeline-model-parallel-size {stages} "
                         "on GPUs: gloo sends and receives only CPU tensors; nearest: "
                         "--distributed-backend nccl")
-    for flag, given, instead in (
-            ("--optimizer-cpu-offload", config.optimizer_cpu_offload,
-             "--data-parallel-sharding-strategy optim_grads_params"),
-            ("--cpu-offloading-num-layers", config.cpu_offloading_num_layers,
-             "--recompute-granularity full --recompute-method uniform")):
-        require(not given, f"{flag} on a CUDA device: it has run only on the CPU and on virtual "
-                f"GPUs; nearest: leave it out, or {instead}")
     device = CudaDevice(local_rank)
     if config.fp8_format is not None:
         require_recipe(config.fp8_recipe, torch.cuda.get_device_capability(local_rank))
@@ -164,6 +157,11 @@ class CudaDevice(Device):
 
     def sheet_peak(self, dtype: str) -> float | None:
         return cards.sheet_peak(self.name, dtype)
+
+    def host_copies(self) -> HostCopies:
+        from minimegatron.device.host_copies import CudaHostCopies
+
+        return CudaHostCopies()
 
     def status(self) -> dict[str, object]:
         free, total = torch.cuda.mem_get_info(self.torch_device)

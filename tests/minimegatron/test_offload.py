@@ -5,6 +5,7 @@ Its time and memory are in tests/virtualgpu/test_trainer_offload.py.
 
 import weakref
 from functools import partial
+from typing import ClassVar
 from unittest.mock import patch
 
 import pytest
@@ -156,6 +157,27 @@ class Unread(CudaHostCopies):
     def wait(self, arrives):
         if arrives.stream is self.down:
             super().wait(arrives)
+
+
+class Watched(CudaHostCopies):
+    """Records how many copies to the host are still due when the host begins to update a piece."""
+
+    due: ClassVar[list[int]] = []
+
+    def host_waits(self, arrives):
+        super().host_waits(arrives)
+        self.due.append(len(self.down.queue) - self.down.done)
+
+
+@pytest.mark.parametrize("flags", [OFFLOAD, f"{OFFLOAD} --overlap-cpu-optimizer-d2h-h2d"])
+def test_with_overlap_gradients_travel_while_the_host_updates_others(make_context, flags):
+    Watched.due.clear()
+    with late_copies():
+        updated(make_context, flags, Watched)
+    steps = [Watched.due[:len(Watched.due) // 2], Watched.due[len(Watched.due) // 2:]]
+    for due in steps:
+        assert due[-1] == 0 and due == sorted(set(due), reverse=True)
+        assert (len(due) > 2) == ("overlap" in flags)
 
 
 class Hasty(CudaHostCopies):

@@ -2292,8 +2292,9 @@ for name, losses in run_ranks(library_losses, 4, 4)[0].items():
 # The ZeRO paper's own implementation is **DeepSpeed** ([Rasley et al., 2020](https://doi.org/10.1145/3394486.3406703)). It
 # wraps the model in an *engine*, whose configuration names the stage. `engine.backward` and `engine.step` take the place
 # of the loop's `loss.backward()` and `optimizer.step()`, so accumulation, clipping, and loss scaling become settings
-# of the configuration, too. `lablib.deepspeed_cpu` patches DeepSpeed for machines without GPUs. Here are its losses on
-# the same model and samples:
+# of the configuration, too. Mind the defaults: without `"gradient_clipping": 0.0`, DeepSpeed 0.19 clips at a norm of 1.0,
+# and the losses below would differ from yours in the third digit. `lablib.deepspeed_cpu` patches DeepSpeed for machines
+# without GPUs. Here are its losses on the same model and samples:
 
 # %% tags=["explore"] short={"run_ranks(deepspeed_losses, 4, 4)": "run_ranks(deepspeed_losses, 2, 2)", "(1, 2, 3)": "(3,)"}
 def deepspeed_losses(steps):
@@ -2306,7 +2307,7 @@ def deepspeed_losses(steps):
         model = replicas.Small("plain", 1)
         engine, *_ = deepspeed.initialize(
             model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=0.02, eps=1e-3),
-            config={"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": stage}})
+            config={"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": stage}, "gradient_clipping": 0.0})
         x, y = replicas.batch(dist.get_rank(), 4)
         results[f"DeepSpeed {stage}"] = losses = []
         for _ in range(steps):

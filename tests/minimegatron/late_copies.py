@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from minimegatron import offload
 from minimegatron.device.device import CpuDevice
-from minimegatron.device.host_copies import CudaHostCopies
+from minimegatron.device.gpus import CudaHostCopies
 
 copy_now, empty, empty_like = torch.Tensor.copy_, torch.empty, torch.empty_like
 PIECE = 64  # elements, so that small models have several pieces of optimizer state

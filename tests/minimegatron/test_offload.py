@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from minimegatron.device.device import CpuDevice
-from minimegatron.device.host_copies import CudaHostCopies, HostCopies
+from minimegatron.device.gpus import CudaHostCopies
+from minimegatron.device.host_copies import HostCopies
 from minimegatron.errors import UserError
 from minimegatron.model.activation_offload import ActivationOffload
 from minimegatron.model.gpt import Stage

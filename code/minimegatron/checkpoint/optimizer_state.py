@@ -70,7 +70,8 @@ def load_optimizer_state(optimizer: Optimizer, saved: dict) -> None:
 def optimizer_shards(optimizer: Optimizer) -> dict[str, torch.Tensor]:
     """Return this rank's moments and master weights, fp32 [m] each; copies, if some of the state is
     in host memory."""
-    return {kind: parts[0][1] if len(parts) == 1 else torch.cat([part.cpu() for _, part in parts])
+    return {kind: (parts[0][1] if len(parts) == 1 else
+                   torch.cat([part.to("cpu") for _, part in parts]))
             for kind, parts in shard_parts(optimizer).items()}
 
 

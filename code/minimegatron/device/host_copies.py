@@ -1,9 +1,9 @@
 """Copies between a device's memory and the host's, on a stream of their own in each direction.
 
-On the CPU, host memory is the device's own, and tensors are copied there at once. Virtual GPUs
-model the time of the copies (device/virtual.py).
+On the CPU, host memory is the device's own, and tensors are copied there at once. CUDA devices have
+pinned memory (device/gpus.py), and virtual GPUs model the time of the copies (device/virtual.py).
 
-Only the flags that offload, and virtual GPUs, import this file.
+Only the flags that offload, and GPUs, import this file.
 """
 
 from __future__ import annotations
@@ -76,48 +76,3 @@ class HostCopies:
     def host_waits(self, arrives: Any) -> None:
         """Make the program wait until a copy has arrived."""
         return
-
-
-class CudaHostCopies(HostCopies):
-    """Copies between a CUDA device and pinned host memory.
-
-    Each copy waits for the kernels so far, and whoever uses or frees its result waits for its
-    event. So memory on the device needs no `record_stream`: when it is freed, the compute stream
-    has waited for the copy, and all kernels that may get the memory come later on that stream.
-    Pinned memory that is freed during a copy is not reused before the copy ends, because PyTorch
-    records an event for it (ATen/cuda/CachingHostAllocator.h).
-    """
-
-    def __init__(self) -> None:
-        self.down, self.up = torch.cuda.Stream(), torch.cuda.Stream()
-
-    def zeros(self, elements: int) -> torch.Tensor:
-        return torch.zeros(elements, pin_memory=True)
-
-    def download(self, tensor: torch.Tensor) -> Copy:
-        host = torch.empty_like(tensor, device="cpu", pin_memory=True)
-        return Copy(host, self._copy(self.down, host, tensor))
-
-    def upload(self, tensor: torch.Tensor) -> Copy:
-        on_device = torch.empty_like(tensor, device=torch.cuda.current_device())
-        self.up.wait_stream(self.down)  # which may not have filled the tensor yet
-        return Copy(on_device, self._copy(self.up, on_device, tensor))
-
-    def overwrite(self, target: torch.Tensor, source: torch.Tensor) -> torch.cuda.Event:
-        pinned = torch.empty(source.shape, dtype=target.dtype, pin_memory=True)
-        return self._copy(self.up, target, pinned.copy_(source))
-
-    def wait(self, arrives: torch.cuda.Event) -> None:
-        torch.cuda.current_stream().wait_event(arrives)
-
-    def host_waits(self, arrives: torch.cuda.Event) -> None:
-        arrives.synchronize()
-
-    @staticmethod
-    def _copy(stream: torch.cuda.Stream, target: torch.Tensor, source: torch.Tensor
-              ) -> torch.cuda.Event:
-        """Start a copy after all kernels so far; return an event that occurs at its end."""
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            target.copy_(source, non_blocking=True)
-        return stream.record_event()

@@ -608,6 +608,19 @@ with check.parts():
 # +        dist.all_gather_single(whole, self.shard.float())
 # +        self.buffer.copy_(whole)
 
+# %% [raw] mutant="zero" hint="module's order"
+# -        for parameter in self.module.parameters():
+# -            yield pieces[parameter]
+# +        for unit in self.units:
+# +            yield from unit.pieces
+
+# %% [raw] mutant="zero" hint="empty pieces count"
+# -        for parameter in self.module.parameters():
+# -            yield pieces[parameter]
+# +        for parameter in self.module.parameters():
+# +            if pieces[parameter].numel():
+# +                yield pieces[parameter]
+
 # %% [raw] mutant="zero" hint="Gradients are reduced in fp32"
 # -        total = torch.zeros(self.layout.size, device=self.buffer.device)
 # +        total = self.buffer.new_zeros(self.layout.size)
@@ -1356,7 +1369,7 @@ with check.parts():
 # -        next_is_backward = self.backward or (unit is self.blocks[-1] and output.requires_grad)
 # +        next_is_backward = unit is self.blocks[-1]
 
-# %% [raw] mutant="zero3" hint="how many bytes has an element"
+# %% [raw] mutant="zero3" hint="how many bytes does an element have"
 # -        unit.buffer.untyped_storage().resize_(unit.layout.size * unit.buffer.itemsize)
 # +        unit.buffer.untyped_storage().resize_(unit.layout.size * 4)
 
@@ -2011,7 +2024,7 @@ require(case(256, 10e9, 32, 20e6, 2.5e9, 32768, 40e9, 16), ["ZeRO-1"],
 require(case(64, 50e9, 8, 3e9, 1e9, 1024, 20e9, 1), ["ZeRO-3"],
         "does not fit. A block has 3 billion parameters: which of its buffers are in memory while its gradients are "
         "reduced?")
-require(case(1024, 50e9, 4, 200e6, 1e9, 4096, 30e9, 1), ["ZeRO-2"],
+require(case(1024, 50e9, 4, 200e6, 1e9, 4096, 30e9, 1), ["ZeRO-2", "ZeRO-3"],
         "is not the fastest one. When do the updated parameters arrive?")
 require(case(1024, 100e9, 12, 7.1e6, 39.4e6, 16384, 10e9, 2, 2.3e-3), ["DDP"],
         "is not the fastest one. How many collectives does each strategy start in a step, and what hides them?")
@@ -2276,6 +2289,42 @@ for name, losses in run_ranks(library_losses, 4, 4)[0].items():
     print(f"{name:12}", *(f"{loss:.6f}" for loss in losses))
 
 # %% [markdown]
+# The ZeRO paper's own implementation is **DeepSpeed** ([Rasley et al., 2020](https://doi.org/10.1145/3394486.3406703)). It
+# wraps the model in an *engine*, whose configuration names the stage. `engine.backward` and `engine.step` take the place
+# of the loop's `loss.backward()` and `optimizer.step()`, so accumulation, clipping, and loss scaling become settings
+# of the configuration, too. Mind the defaults: without `"gradient_clipping": 0.0`, DeepSpeed 0.19 clips at a norm of 1.0,
+# and the losses below would differ from yours in the third digit. `lablib.deepspeed_cpu` patches DeepSpeed for machines
+# without GPUs. Here are its losses on the same model and samples:
+
+# %% tags=["explore"] short={"run_ranks(deepspeed_losses, 4, 4)": "run_ranks(deepspeed_losses, 2, 2)", "(1, 2, 3)": "(3,)"}
+def deepspeed_losses(steps):
+    """Train the same model with each of DeepSpeed's ZeRO stages; return the losses of each."""
+    from lablib import replicas
+    from lablib.deepspeed_cpu import deepspeed
+
+    results = {}
+    for stage in (1, 2, 3):
+        model = replicas.Small("plain", 1)
+        engine, *_ = deepspeed.initialize(
+            model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=0.02, eps=1e-3),
+            config={"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": stage}, "gradient_clipping": 0.0})
+        x, y = replicas.batch(dist.get_rank(), 4)
+        results[f"DeepSpeed {stage}"] = losses = []
+        for _ in range(steps):
+            loss = replicas.loss(engine, x, y)
+            engine.backward(loss)
+            engine.step()
+            losses.append(loss.item())
+    return results
+
+
+for name, losses in run_ranks(deepspeed_losses, 4, 4)[0].items():
+    print(f"{name:12}", *(f"{loss:.6f}" for loss in losses))
+
+# %% [markdown]
+# Every stage of every library trains the same model. So you can choose a stage by memory and communication alone. What
+# differs is the names:
+#
 # | | optimizer state | and gradients | and parameters |
 # |---|---|---|---|
 # | ZeRO paper | stage 1, $P_{os}$ | stage 2, $P_{os+g}$ | stage 3, $P_{os+g+p}$ |
@@ -2284,6 +2333,14 @@ for name, losses in run_ranks(library_losses, 4, 4)[0].items():
 # | Megatron-LM | `--use-distributed-optimizer`, or `--data-parallel-sharding-strategy optim` | `optim_grads` | `optim_grads_params` |
 # | PyTorch FSDP1 | | `SHARD_GRAD_OP` (see below) | `FULL_SHARD` |
 # | PyTorch FSDP2 | | `fully_shard(..., reshard_after_forward=False)` (see below) | `fully_shard(...)` |
+# | Accelerate | `DeepSpeedPlugin(zero_stage=1)` | `zero_stage=2`, or `FullyShardedDataParallelPlugin(fsdp_version=2, reshard_after_forward=False)` | `zero_stage=3`, or `reshard_after_forward=True` |
+# | Lightning | `DeepSpeedStrategy(stage=1)` | `stage=2`, or `FSDPStrategy(sharding_strategy="SHARD_GRAD_OP")` | `stage=3`, or `"FULL_SHARD"` |
+#
+# [Accelerate](https://huggingface.co/docs/accelerate/v1.15.0/package_reference/fsdp) and
+# [Lightning](https://lightning.ai/docs/pytorch/stable/api/lightning.pytorch.strategies.FSDPStrategy.html) have no sharding
+# of their own: they call FSDP or DeepSpeed. Neither runs FSDP on CPUs, so no cell shows them. Lightning 2.6 refuses ("FSDP
+# is only available on GPU"), while Accelerate 1.15 ignores the plugin without a warning and trains with DDP. So check what
+# your launcher really runs: print the type of the wrapped model, and look at one rank's memory.
 #
 # `SHARD_GRAD_OP` and `reshard_after_forward=False` are between stages 2 and 3: parameters are gathered once per
 # micro-batch, kept until its backward pass, and then resharded. (Within FSDP1's `no_sync()`, they stay.) Hybrid sharding

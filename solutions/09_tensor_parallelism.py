@@ -104,7 +104,7 @@ for name, shape in SHAPES.items():
 # is left for the layer's activations and the GPU's shard of the state. Gradients in bf16 would save 15.7 GB, but a
 # larger layer or a longer sequence would soon use that up.
 #
-# There is a second limit, which no choice of dtypes moves. With data parallelism alone, the least work you can give a
+# There is a second limit, which no choice of dtype can move. With data parallelism alone, the least work you can give a
 # GPU is one sequence. For most of its training, Llama 3 405B had batches of 16 million tokens in sequences of 8,192,
 # which makes 2,048 sequences. So at most 2,048 of its 16,384 H100s would have had work to do.
 #
@@ -1476,7 +1476,7 @@ for size in (1, 2, 4, 8, 16):
 # %% [markdown]
 # ## A partitioned vocabulary
 #
-# The largest matrix of a language model is often its embedding. Llama 3 has 128,256 tokens, so the embedding of the
+# The largest matrix of a language model is often its embedding. Llama 3's vocabulary has 128,256 tokens, so the embedding of the
 # 405B model has 2.1 billion parameters, two thirds as many as a layer, and its output layer has as many again. Both can
 # be divided by tokens. Rank $i$ of $t$ has the rows $\lfloor iV/t \rfloor$ to $\lfloor (i+1)V/t \rfloor - 1$ of the $V$
 # rows. (Megatron-LM pads the vocabulary instead, so that all parts are equal.)
@@ -2180,7 +2180,7 @@ def begin_micro_batch(model, seed, iteration, samples):
 
     Args:
         model: the model.
-        seed: of the run.
+        seed: the run's seed.
         iteration: the number of the optimizer step.
         samples: for each sample of the micro-batch, its number in the whole run.
     """
@@ -2224,7 +2224,7 @@ def tp_dropped(p, length, hidden, seed, iteration, samples, splits_sequence=Fals
         p: the probability.
         length: positions of the whole sequence.
         hidden: hidden size.
-        seed: of the run.
+        seed: the run's seed.
         iteration: the number of the step.
         samples: of the micro-batch.
         splits_sequence: whether each rank has only its positions.
@@ -2675,7 +2675,8 @@ def llama_dropped(shape, common, own, s, b, steps):
 
 
 def llama_unused(shape):
-    """Run both passes of a small Llama on one rank; return how many parameters have no gradient."""
+    """Run both passes of a small Llama on one rank; return how many parameters have no gradient, and how many layers'
+    attention has no fused kernel."""
     from mytrainer.llama import Llama
 
     from lablib import tensor_training
@@ -2683,7 +2684,7 @@ def llama_unused(shape):
     model = Llama(tensor_training.Shape(**shape), tensor_training.region(dist.group.WORLD))
     tensor_training.fill(model, 1.0)
     model(*tensor_training.batch(21, 2, 1)).mean().backward()
-    return sum(one.grad is None for one in model.parameters())
+    return [sum(one.grad is None for one in model.parameters()), sum(not layer.attention.flash for layer in model.layers)]
 
 
 def normalized(rows, epsilon):
@@ -2844,9 +2845,12 @@ with check.parts():
                      [[2.744905, 4.05018, 1.987751, 1.00585, 2.134988], [2.744905, 4.05018, 1.987751, 1.00585, 1.98212]]]})
         for run, shape in zip(runs, ({}, {"layers": 2}), strict=True):
             require_collectives(run, shape, 8, 3, 3)
-        for run in check.ranks(llama_unused, ranks=1, cases=[{"shape": {}}], expected=None):
-            check.that(run.values == [0], f"The losses are right, but {run.values[0]} parameter(s) of your Llama have no gradient after "
+        for run in check.ranks(llama_unused, ranks=1, cases=[{"shape": {"flash": True}}], expected=None):
+            unused, unfused = run.values[0]
+            check.that(unused == 0, f"The losses are right, but {unused} parameter(s) of your Llama have no gradient after "
                        "a backward pass, so no forward pass uses them. Data parallelism would wait for these gradients.")
+            check.that(unfused == 0, "With shape.flash, your layers' Attention still has flash=False. Pass it on; otherwise, the "
+                       "attention scores fill the memory of long sequences.")
         check.ranks(
             llama_dropped, ranks=2, rel=2e-4,
             cases=[{"shape": {"dropout": 0.5}, "common": 1.0, "own": check.by_rank([1.0, 2.0]), "s": 8, "b": 3, "steps": 2}],
@@ -2889,6 +2893,11 @@ with check.parts():
         check.ranks(normalized, ranks=1, rel=5e-3, expected=normalized_here, cases=check.draw(
             2, rows=lambda dice: [[dice.uniform(-900, 900) for _ in range(5)] for _ in range(3)], epsilon=[1e-5]))
         ### END HIDDEN TESTS
+
+# %% [raw] mutant="llama" hint="With shape.flash"
+# -        self.attention = Attention(hidden, shape.heads, shape.kv_heads, shape.head_dim, region, shape.rotary_base,
+# -                                   shape.flash)
+# +        self.attention = Attention(hidden, shape.heads, shape.kv_heads, shape.head_dim, region, shape.rotary_base)
 
 # %% [raw] mutant="llama" hint="how do hidden states enter it"
 # -        (logits,) = self.region.columns(self.norm(x), self.head)

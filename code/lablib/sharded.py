@@ -37,6 +37,7 @@ def losses(wrap: Wrap, kind: str, seed: float, samples: int, steps: int, micro_b
     at_most = AtMost(blocks, most)  # its hooks run before those of the student's class
     model = wrap(small, blocks)
     own = list(model.parameters())
+    require_order(model, small, own)
     updated = [piece.detach().float() for piece in own] if masters else own
     optimizer = torch.optim.AdamW(updated, lr=0.02, weight_decay=0.1, eps=1e-3)
     x, y = replicas.batch(seed, samples)
@@ -63,6 +64,19 @@ def losses(wrap: Wrap, kind: str, seed: float, samples: int, steps: int, micro_b
         with torch.no_grad():
             found.append(sum(replicas.loss(model, *part).item() for part in parts) / micro_batches)
     return [*found, sum(piece.numel() for piece in own)]
+
+
+def require_order(model: nn.Module, module: nn.Module, own: Sequence[nn.Parameter]) -> None:
+    """Raise ValueError unless parameters() yields one piece per parameter of the module, in its
+    order."""
+    pieces = {parameter: piece for unit in getattr(model, "units", ())
+              for parameter, piece in zip(unit.parameters, unit.pieces, strict=True)}
+    wanted = [pieces.get(parameter) for parameter in module.parameters()]
+    if pieces and (len(own) != len(wanted) or any(
+            one is not other for one, other in zip(own, wanted, strict=True))):
+        raise ValueError("parameters() does not yield one piece for each parameter in the "
+                         "module's order: empty pieces count, and the units have another order "
+                         "than the module")
 
 
 class AtMost:
@@ -114,7 +128,8 @@ def require_size(model: nn.Module) -> None:
         size, needed = unit.buffer.untyped_storage().size(), unit.layout.size
         if size not in (0, needed * unit.buffer.itemsize):
             raise ValueError(f"the storage of a unit's buffer has {size} bytes for {needed} "
-                             f"elements of {unit.buffer.dtype}: how many bytes has an element?")
+                             f"elements of {unit.buffer.dtype}: "
+                             "how many bytes does an element have?")
 
 
 def require_storage(model: nn.Module) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import takewhile
 
 from minimegatron.device.virtual import VirtualDevice
 from virtualgpu.core.card import Card
@@ -11,6 +12,7 @@ from virtualgpu.core.workspaces import sizes
 from virtualgpu.net import collectives, nccl, network
 from virtualgpu.net.collectives import CommunicationPath
 from virtualgpu.net.group import VirtualGroup
+from virtualgpu.net.nodes import NODES
 from virtualgpu.net.topology import Topology
 
 
@@ -36,9 +38,28 @@ class ModeledCluster:
         """
         return VirtualGroup(self.device.gpu, self.topology, list(ranks), index)
 
-    def path_between(self, first: int, second: int) -> CommunicationPath | None:
-        """Return the path of collectives between two ranks; None if they are the same rank."""
-        return None if first == second else self.topology.path((first, second))
+    @property
+    def links_are_equal(self) -> bool:
+        """Whether every two GPUs of a node have the same link, through NVSwitches."""
+        card = self.device.gpu.card
+        return card.nvlink > 0 and NODES[card.node].mesh is None
+
+    def alike(self, rank: int, count: int) -> range:
+        """Return the ranks that one rank stands for: from it on, at most `count` of its node."""
+        nodes = self.topology.nodes
+        same = takewhile(lambda other: nodes[other] == nodes[rank], range(rank, rank + count))
+        return range(rank, rank + len([*same]))
+
+    def slowest(self, groups: Sequence[Sequence[int]]) -> Sequence[int]:
+        """Return the group with the slowest path, of groups that do the same work at the same time.
+
+        The others wait for its ranks sooner or later. In a DGX-1, GPUs 2 and 6 share one NVLink,
+        and GPUs 0 and 4 two. Groups with one rank per node all have the same path.
+        """
+        nodes = {self.topology.nodes[rank] for rank in groups[0]}
+        if self.links_are_equal or len(nodes) == len(groups[0]):
+            return groups[0]
+        return min(groups, key=lambda ranks: speed(self.topology.path(ranks)))
 
     def buffer_bytes(self, ranks: Sequence[int]) -> int:
         """Return the GPU memory that a communicator of `ranks` takes once it is used, in bytes."""
@@ -57,9 +78,25 @@ class ModeledCluster:
         modern = card.architecture in ("hopper", "blackwell")
         return sum(forward + backward) if modern else 0
 
-    def send_seconds(self, source: int, target: int, size: int) -> float:
-        """Return the modeled time, in seconds, of sending `size` bytes between two ranks."""
-        return collectives.message(self.topology.p2p_path(source, target), size)
+    def send_seconds(self, source: int, target: int, size: int, count: int = 1) -> float:
+        """Return the modeled time, in seconds, of sending `size` bytes between two ranks.
+
+        Args:
+            source: the rank that sends.
+            target: the rank that receives.
+            size: bytes of the tensor.
+            count: ranks from `source` on that send as much at the same time, each to the rank as
+                far from `target`; the slowest of those on its node counts.
+        """
+        nodes = self.topology.nodes
+        senders = self.alike(source, count) if nodes[source] == nodes[target] else (source,)
+        return max(collectives.message(
+            self.topology.p2p_path(sender, target + sender - source), size) for sender in senders)
+
+
+def speed(path: CommunicationPath) -> tuple[float, ...]:
+    """Return a key that sorts paths of equally many ranks: slow ones come first."""
+    return (path.bandwidth, path.port or path.bandwidth, path.pair or path.bandwidth, -path.round)
 
 
 @contextmanager

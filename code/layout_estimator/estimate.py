@@ -142,20 +142,24 @@ class Estimator:
             VirtualGpuError: too much of the time would be a guess.
         """
         schedule, program = load_program(config)
+        split, timed = splits_backward(schedule), []
         with self._cluster(config) as cluster:
-            split = splits_backward(schedule)
-            stages = [representative_context(config, cluster, stage)
-                      for stage in range(config.pipeline_model_parallel_size)]
-            costs = [self.measure(ctx, vocab_size, split) for ctx in stages]
+            for replica in unlike_replicas(config, cluster):
+                stages = [representative_context(config, cluster, stage, replica)
+                          for stage in range(config.pipeline_model_parallel_size)]
+                costs = [self.measure(ctx, vocab_size, split) for ctx in stages]
+                clock = StepClock(costs, config.num_micro_batches,
+                                  send_times(config, cluster, replica), runs_timers(config))
+                replay(program, clock)
+                timed.append((clock.finish(), clock, costs))
             outside = tuple(self.card.context + communicator_bytes(ctx) for ctx in stages)
             workspaces = cluster.workspace_bytes(config.fp8_format is not None)
             cluster.device.closing()
-            send_seconds = send_times(config, cluster)
-        clock = StepClock(costs, config.num_micro_batches, send_seconds, runs_timers(config))
+        # At the end of a step, all replicas wait for the slowest.
+        seconds, clock, costs = max(timed, key=lambda each: each[0])
         memory = PeakMemory(costs, config, [workspaces] * len(costs))
-        replay(program, clock)
         replay(program, memory)
-        return self._summary(config, costs, clock, memory, outside)
+        return self._summary(config, costs, seconds, clock, memory, outside)
 
     def activation_bytes(self, config: Config, vocab_size: int) -> float:
         """Return the bytes that the first model chunk saves for the backward of a micro-batch.
@@ -238,8 +242,7 @@ class Estimator:
             config.zero_stage < 2 or config.num_distributed_optimizer_instances > 1)
         flags = flag_values(config, () if overlaps else MICRO_BATCH)
         end = (flags, vocab_size, stage_chunks, *map(_path, (grid.tp, grid.replicas, grid.model)),
-               ctx.cluster.path_between(grid.pp.ranks[0], grid.pp.ranks[-1]),
-               *shard_paths(ctx))
+               grid.path_of_ends, *shard_paths(ctx))
         if (*key, end) not in self._steps:
             if end not in self._ends:
                 self._ends[end] = step_cost(ctx, vocab_size)
@@ -249,12 +252,12 @@ class Estimator:
             self._steps[*key, end] = replace(self._ends[end], draw=draw, batch_bytes=draw.retained)
         return self._steps[*key, end]
 
-    def _summary(self, config: Config, costs: Sequence[StageCost], clock: StepClock,
-                 memory: PeakMemory, outside: tuple[int, ...]) -> Estimate:
+    def _summary(self, config: Config, costs: Sequence[StageCost], seconds: float,
+                 clock: StepClock, memory: PeakMemory, outside: tuple[int, ...]) -> Estimate:
         passes_peak, end_peak = memory.peaks()
         needed = map(sum, zip(map(max, passes_peak, end_peak), outside, strict=True))
         least = least_seconds(costs, clock, config.num_micro_batches)
-        seconds, stages = clock.finish(), len(costs)
+        stages = len(costs)
         communication = sum(cost.communication(config.num_micro_batches) for cost in costs)
         return Estimate(
             seconds, tuple(cost.seconds(FORWARD) for cost in costs),
@@ -342,6 +345,24 @@ def send_times(config: Config, cluster: ModeledCluster, replica: int = 0
     stages, tensor = config.pipeline_model_parallel_size, config.tensor_model_parallel_size
     ranks = [(stage * config.data_parallel_size + replica) * tensor for stage in range(stages)]
     size = message_bytes(config)
-    return [{other: cluster.send_seconds(ranks[stage], ranks[other], size)
+    return [{other: cluster.send_seconds(ranks[stage], ranks[other], size, tensor)
              for other in {(stage + 1) % stages, (stage - 1) % stages} - {stage}}
             for stage in range(stages)]
+
+
+def unlike_replicas(config: Config, cluster: ModeledCluster) -> list[int]:
+    """Return one data-parallel replica for each different set of links between its ranks.
+
+    Only those that begin on the first node are compared; the other nodes are the same.
+    """
+    tensor, replicas = config.tensor_model_parallel_size, config.data_parallel_size
+    if cluster.links_are_equal:
+        return [0]
+    seen: list[tuple] = []  # (links, replica)
+    for replica in range(len(cluster.alike(0, tensor * replicas)[::tensor])):
+        starts = range(replica * tensor, config.world_size, tensor * replicas)
+        links = (send_times(config, cluster, replica), [
+            cluster.topology.path(range(start, start + tensor)) for start in starts])
+        if links not in [found[0] for found in seen]:
+            seen.append((links, replica))
+    return [replica for _, replica in seen]

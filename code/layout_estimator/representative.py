@@ -13,6 +13,7 @@ from layout_estimator.cluster import ModeledCluster
 from minimegatron.arguments import Config
 from minimegatron.context import Context
 from minimegatron.grid import GROUPS, Grid, Group, axis_sizes, groups_along
+from virtualgpu.net.collectives import CommunicationPath
 from virtualgpu.net.work import Work
 
 
@@ -109,20 +110,32 @@ class RepresentativeGrid(Grid):
     Attributes:
         cluster: as in RepresentativeContext.
         records: as in RepresentativeContext.
+        alike: the tensor-parallel ranks of its node that it stands for, itself included.
     """
 
     cluster: ModeledCluster
     records: list[CollectiveRecord]
+    alike: Sequence[int]
 
     def group_among(self, groups: Sequence[tuple[int, ...]]) -> Group:
-        ranks = next(ranks for ranks in groups if self.rank in ranks)
-        return _group(self.cluster, "instance", ranks, self.rank, None)
+        return _group(self.cluster, "instance", groups, self.alike, None)
 
     def pipeline_group(self, *stages: int) -> Group | None:
-        ranks = tuple(self.pp.ranks[stage] for stage in stages) or self.pp.ranks
-        if self.rank not in ranks:
+        groups = self._of_stages(stages or range(self.pp.size))
+        return (_group(self.cluster, "ends", groups, self.alike, self.records)
+                if self.rank in groups[0] else None)
+
+    @property
+    def path_of_ends(self) -> CommunicationPath | None:
+        """The path between the first and the last stage; None if there is only one stage."""
+        if self.pp.size == 1:
             return None
-        return _group(self.cluster, "ends", ranks, self.rank, self.records)
+        return self.cluster.topology.path(self.cluster.slowest(self._of_stages((0, -1))))
+
+    def _of_stages(self, stages: Sequence[int]) -> list[tuple[int, ...]]:
+        """Return the ranks of these stages in each pipeline of `alike`."""
+        return [tuple(self.pp.ranks[stage] + other - self.rank for stage in stages)
+                for other in self.alike]
 
 
 @dataclass(frozen=True)
@@ -140,7 +153,8 @@ class RepresentativeContext(Context):
 
 def representative_context(config: Config, cluster: ModeledCluster, stage: int, replica: int = 0
                            ) -> RepresentativeContext:
-    """Return the context of the first tensor-parallel rank of a stage.
+    """Return the context of the first tensor-parallel rank of a stage, which has the links of the
+    slowest one.
 
     Args:
         config: the run's flags.
@@ -149,16 +163,17 @@ def representative_context(config: Config, cluster: ModeledCluster, stage: int, 
     """
     sizes = axis_sizes(config)
     rank = _groups("dp", *sizes.items())[stage * sizes["tp"]][replica]
+    alike = cluster.alike(rank, sizes["tp"])
     records: list[CollectiveRecord] = []
     recorded = {name for name in ("pp", "model") if sizes["pp"] > 1}
     if cluster.replicas_differ:
         recorded.add("replicas")
     groups = {}
     for name in GROUPS:
-        ranks = next(ranks for ranks in _groups(name, *sizes.items()) if rank in ranks)
-        groups[name] = _group(cluster, name, ranks, rank, records if name in recorded else None)
+        groups[name] = _group(cluster, name, _groups(name, *sizes.items()), alike,
+                              records if name in recorded else None)
     grid = RepresentativeGrid(rank=rank, world_size=config.world_size, **groups, cluster=cluster,
-                              records=records)
+                              records=records, alike=alike)
     return RepresentativeContext(config, grid, cluster.device, cluster, records)
 
 
@@ -168,8 +183,20 @@ def _groups(name: str, *sizes: tuple[str, int]) -> list[tuple[int, ...]]:
     return groups_along(name, dict(sizes))
 
 
-def _group(cluster: ModeledCluster, name: str, ranks: tuple[int, ...], rank: int,
-           records: list[CollectiveRecord] | None) -> RepresentativeGroup:
-    index = ranks.index(rank)
-    process_group = cluster.communicator(ranks, index) if len(ranks) > 1 else None
-    return RepresentativeGroup(ranks, index, process_group, name, records)
+def _group(cluster: ModeledCluster, name: str, groups: Sequence[tuple[int, ...]],
+           alike: Sequence[int], records: list[CollectiveRecord] | None) -> RepresentativeGroup:
+    """Return the group of the first of `alike`, with the links of the slowest group of them all.
+
+    Args:
+        cluster: the cluster.
+        name: the group's name.
+        groups: the groups of this kind.
+        alike: ranks that do the same work at the same time.
+        records: as in RepresentativeGroup.
+    """
+    others = set(alike)
+    like = [ranks for ranks in groups if not others.isdisjoint(ranks)]
+    mine = next(ranks for ranks in like if alike[0] in ranks)
+    index = mine.index(alike[0])
+    process_group = cluster.communicator(cluster.slowest(like), index) if len(mine) > 1 else None
+    return RepresentativeGroup(mine, index, process_group, name, records)

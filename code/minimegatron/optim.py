@@ -109,8 +109,8 @@ class Optimizer:
         main_params: fp32 master weights [m] of a 16-bit model; None in fp32.
         host: the part whose state is in host memory, with --optimizer-cpu-offload; else None.
         on_device: the ranges of the other part, which the device updates.
-        main_grads: fp32 copy [m] of 16-bit gradients, from `step` to `zero_grad`; else None.
-        moments: Adam's two moments, fp32 [m] each. m is n, or n/d with the distributed optimizer.
+        main_grads: fp32 copy of all 16-bit gradients, from `step` to `zero_grad`; else None.
+        moments: Adam's two moments, fp32 [m] each: m is n, or n/d if sharded, less what `host` has.
         advanced: updates in the last step: 1, or with a loss scale a tensor, 0 after an overflow.
         steps: updates so far, one element.
     """
@@ -132,11 +132,10 @@ class Optimizer:
         self.owned = held = sum(map(length, ddp.owned))
         self.host, self.on_device = None, self.ranges
         if config.optimizer_cpu_offload:
-            from minimegatron.offload import HostPart, cut
+            from minimegatron.offload import HostPart
 
-            self.host = HostPart(ctx, self.ranges, self.owned)
-            self.on_device = list(cut(self.ranges, 0, self.host.first))
-            held = self.owned if self.has_values else self.host.first
+            self.host = HostPart(ctx, self.ranges, self.owned, MOMENTS)
+            self.on_device, held = self.host.on_device, self.host.first
         like = {"dtype": torch.float32, "device": ddp.grad_buffer.device}
         self.moments = {name: torch.zeros(held, **like) for name in MOMENTS}
         self.main_params = None if config.precision == "fp32" else torch.empty(held, **like)
@@ -177,8 +176,9 @@ class Optimizer:
 
     def reload_model_params(self) -> None:
         """Copy the model's parameters to the master weights, after initialization or a load."""
-        if self.main_params is not None and len(self.main_params) == self.owned:
-            self.ddp.copy_owned(self.param_buffer, out=self.main_params)
+        if self.main_params is not None:
+            copier = self.ddp if self.host is None else self.host
+            copier.copy_owned(self.param_buffer, out=self.main_params)
 
     def zero_grad(self) -> None:
         """Begin a step: free the main gradients, so that activations can use their memory."""
@@ -274,23 +274,23 @@ class Optimizer:
     def _update(self, lr: float | torch.Tensor, overflow: torch.Tensor | None) -> None:
         if not self.has_values:
             overflow = None  # tensors without values do not overflow
-        skip = None if overflow is None else overflow.float()
         # The kernel reads a number as a double, so it keeps every digit.
         lr = lr.float() if isinstance(lr, torch.Tensor) else torch.tensor(lr, dtype=torch.float64)
+        scalars = {"steps": self.steps + 1, "lr": lr,
+                   "skip": None if overflow is None else overflow.float()}
 
-        def adam(part: BufferRange, weights: torch.Tensor, grads: torch.Tensor) -> None:
-            moments = (moment[part.shard] for moment in self.moments.values())
-            weight_decay = self.weight_decay if part.group.has_weight_decay else 0.0
-            ops.adamw_(weights, grads, *moments, self.steps + 1, lr, **self.adam,
-                       weight_decay=weight_decay, skip=skip)
+        def adam(part: BufferRange, weights: torch.Tensor, grads: torch.Tensor,
+                 moments: dict[str, torch.Tensor], scalars: dict[str, torch.Tensor | None]) -> None:
+            ops.adamw_(weights, grads, *(moments[name][part.shard] for name in MOMENTS), **scalars,
+                       **self.adam, weight_decay=self.weight_decay * part.group.has_weight_decay)
 
         if self.host is not None:
-            self.host.start(self.grads_of)
+            self.host.start(self.grads_of, self.param_buffer, scalars)
         for part in self.on_device:
             adam(part, self.param_buffer[part.params] if self.main_params is None
-                 else self.main_params[part.shard], self.grads_of(part))
+                 else self.main_params[part.shard], self.grads_of(part), self.moments, scalars)
         if self.host is not None:
-            self.host.finish(self.param_buffer, self.main_params, adam)
+            self.host.finish(self.param_buffer, adam)
         self.advanced = 1 if overflow is None else (~overflow).long()
         self.steps += self.advanced
 

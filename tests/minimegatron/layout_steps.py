@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -27,6 +28,8 @@ from minimegatron.parallel.stages import build_chunks
 from minimegatron.report.step_log import num_zeros, params_norm
 from minimegatron.training import Trainer
 from pipeline_schedules import BACKWARD, FORWARD, Message
+
+from .late_copies import StreamsDevice, late_copies
 
 EOD = 0
 VOCABULARY = 128  # padded alike in every layout: the loss depends on it
@@ -164,15 +167,16 @@ poisoned = -1  # set by run
 
 def held_bytes(optimizer: Optimizer) -> float:
     """Return the bytes per trained parameter of weights, gradients, and optimizer state."""
-    tensors = [optimizer.param_buffer, optimizer.ddp.grad_buffer, optimizer.main_params,
-               optimizer.main_grads, *optimizer.moments.values()]
+    tensors = [optimizer.param_buffer, optimizer.ddp.grad_buffer, optimizer.main_grads]
+    for holder in filter(None, (optimizer, optimizer.host)):
+        tensors += [holder.main_params, *holder.moments.values()]
     parameters = list(optimizer.ddp.params.values())
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
                 for tensor in [*tensors, *parameters] if tensor is not None}
     return sum(storages.values()) / max(1, sum(p.numel() for p in parameters))
 
 
-FROZEN = "frozen"
+FROZEN, STREAMS = "frozen", "streams"  # copies as on a CUDA device: see late_copies.py
 
 
 def frozen_chunks(*arguments: object) -> list[Stage]:
@@ -205,7 +209,7 @@ def steps(ctx: Context, count: int, variants: list[str]) -> dict:
     trainer = Trainer(ctx, VOCABULARY, started=0.0)
     before = frozen_state(trainer) if FROZEN in variants else None
     for name in variants:
-        if name != FROZEN:
+        if name in VARIANTS:
             VARIANTS[name](trainer)
     batch, optimizer = ctx.config.global_batch_size, trainer.optimizer
     samples = data(batch * count, ctx.config.seq_length)
@@ -258,11 +262,13 @@ def run(count: int, cases: list[str]) -> list[dict]:
     for number, case in enumerate(cases):
         dist.init_process_group("gloo", store=dist.PrefixStore(str(number), store), rank=rank,
                                 world_size=ranks)
-        variants = [word for word in case.split() if word in (*VARIANTS, FROZEN)]
+        variants = [word for word in case.split() if word in (*VARIANTS, FROZEN, STREAMS)]
         config = parse_arguments(
             [*FLAGS.split(), *(word for word in case.split() if word not in variants)])
         grid = make_grid(axis_sizes(config), "gloo")
-        results.append(steps(Context(config, grid, CpuDevice()), count, variants))
+        device = StreamsDevice() if STREAMS in variants else CpuDevice()
+        with late_copies() if STREAMS in variants else nullcontext():
+            results.append(steps(Context(config, grid, device), count, variants))
         # Groups have threads: after hundreds of cases they would drown the machine.
         dist.barrier()
         dist.destroy_process_group()

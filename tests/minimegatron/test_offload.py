@@ -5,19 +5,27 @@ Its time and memory are in tests/virtualgpu/test_trainer_offload.py.
 
 import weakref
 from functools import partial
+from typing import ClassVar
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import nn
 
+from minimegatron.device.device import CpuDevice
+from minimegatron.device.gpus import CudaHostCopies
 from minimegatron.device.host_copies import HostCopies
 from minimegatron.errors import UserError
 from minimegatron.model.activation_offload import ActivationOffload
+from minimegatron.model.gpt import Stage
 from minimegatron.offload import cut
-from minimegatron.parallel.ddp import BufferRange, length
+from minimegatron.optim import Optimizer
+from minimegatron.parallel.ddp import BufferRange, DistributedDataParallel, length
+from minimegatron.timers import Timers
 from warmranks import run_ranks
 
 from . import layout_steps, resume_steps
+from .late_copies import FreedEarly, late_copies
 from .test_layouts import HYBRID, OVERLAPS, PP2, Z1, Z2, Z3
 from .test_sharding import config_of
 
@@ -55,15 +63,19 @@ def assert_same(offloads, ranks):
 
 
 def test_training_is_the_same_to_the_last_bit():
-    """In 16 bits and fp32, with sharding, clipping, and a step that overflows."""
-    assert_same({**dict.fromkeys(CASES, (SOME,)), **dict.fromkeys(DEEP, (f"{ACTIVATIONS} 2",))}, 2)
+    """In 16 bits and fp32, with sharding, clipping, and a step that overflows; with the streams of
+    a CUDA device, too."""
+    streams = f"{SOME} streams", f"{ACTIVATIONS} 2 streams"
+    assert_same({**dict.fromkeys(CASES, (SOME,)), **dict.fromkeys(DEEP, (f"{ACTIVATIONS} 2",)),
+                 CASES[1]: (SOME, streams[0]), CASES[2]: streams[:1], DEEP[0]: streams[1:]}, 2)
 
 
 @pytest.mark.stress
 @pytest.mark.timeout(1200)
 def test_training_is_the_same_in_other_layouts():
-    assert_same({**dict.fromkeys([*CASES, *MORE], (SOME, OFFLOAD)),
-                 **dict.fromkeys([*DEEP, *MORE_DEEP], (f"{ACTIVATIONS} 1", f"{ACTIVATIONS} 2"))}, 4)
+    assert_same({**dict.fromkeys([*CASES, *MORE], (SOME, OFFLOAD, f"{SOME} streams")),
+                 **dict.fromkeys([*DEEP, *MORE_DEEP], (f"{ACTIVATIONS} 1", f"{ACTIVATIONS} 2",
+                                                       f"{ACTIVATIONS} 2 streams"))}, 4)
 
 
 class Recorded(HostCopies):
@@ -114,6 +126,102 @@ def test_activations_leave_the_device_and_are_what_the_backward_pass_reads():
     assert seen == [0, each, each, each]  # before each layer: those of the one before it
     assert copies.on_device() == 0
     assert not torch.equal(gradient(Recorded(garbled=True)), gradient(Recorded(), offloaded=0))
+
+
+def test_activations_on_cuda_streams_are_waited_for_before_they_are_freed_or_read():
+    plain = gradient(HostCopies(), offloaded=0)
+    with late_copies():
+        assert torch.equal(gradient(CudaHostCopies()), plain)
+
+
+class Unordered(CudaHostCopies):
+    """Wrong: a copy does not wait for the kernels that compute what it reads."""
+
+    @staticmethod
+    def _copy(stream, target, source):
+        with torch.cuda.stream(stream):
+            target.copy_(source, non_blocking=True)
+        return stream.record_event()
+
+
+class Early(CudaHostCopies):
+    """Wrong: what arrives in host memory is freed on the device, and read, before it is there."""
+
+    def wait(self, arrives):
+        if arrives.stream is self.up:
+            super().wait(arrives)
+
+
+class Unread(CudaHostCopies):
+    """Wrong: kernels read memory before the copy from the host has filled it."""
+
+    def wait(self, arrives):
+        if arrives.stream is self.down:
+            super().wait(arrives)
+
+
+class Watched(CudaHostCopies):
+    """Records how many copies to the host are still due when the host begins to update a piece."""
+
+    due: ClassVar[list[int]] = []
+
+    def host_waits(self, arrives):
+        super().host_waits(arrives)
+        self.due.append(len(self.down.queue) - self.down.done)
+
+
+@pytest.mark.parametrize("flags", [OFFLOAD, f"{OFFLOAD} --overlap-cpu-optimizer-d2h-h2d"])
+def test_with_overlap_gradients_travel_while_the_host_updates_others(make_context, flags):
+    Watched.due.clear()
+    with late_copies():
+        updated(make_context, flags, Watched)
+    steps = [Watched.due[:len(Watched.due) // 2], Watched.due[len(Watched.due) // 2:]]
+    for due in steps:
+        assert due[-1] == 0 and due == sorted(set(due), reverse=True)
+        assert (len(due) > 2) == ("overlap" in flags)
+
+
+class Hasty(CudaHostCopies):
+    """Wrong: the host does not wait for what it reads."""
+
+    def host_waits(self, arrives):
+        return
+
+
+@pytest.mark.parametrize("wrong", [Unordered, Early, Unread])
+def test_activations_without_a_wait_are_wrong(wrong):
+    plain = gradient(HostCopies(), offloaded=0)
+    with late_copies():
+        assert goes_wrong(lambda: gradient(wrong()), plain)
+
+
+def goes_wrong(run, right):
+    """Return whether a run frees memory before it is copied, or returns something else."""
+    try:
+        return not torch.equal(run(), right)
+    except FreedEarly:
+        return True
+
+
+def updated(make_context, flags, copies):
+    """Return the parameters after two updates."""
+    with patch.object(CpuDevice, "host_copies", lambda self: copies()):
+        ctx = make_context(flags)
+        torch.manual_seed(2)
+        optimizer = Optimizer(ctx, DistributedDataParallel(ctx, Stage(ctx, 32, range(1))))
+    for _ in range(2):
+        optimizer.ddp.grad_buffer.copy_(torch.randn(optimizer.ddp.size))
+        optimizer.step(1e-2, Timers(ctx.device.now))
+    return optimizer.param_buffer.clone()
+
+
+@pytest.mark.parametrize("flags", ["", "--bf16"])
+def test_the_host_waits_for_gradients_and_kernels_for_weights(make_context, flags):
+    plain = updated(make_context, flags, HostCopies)
+    with late_copies():
+        assert torch.equal(updated(make_context, f"{flags} {SOME}", CudaHostCopies), plain)
+        for wrong in (Unordered, Unread, Hasty):
+            assert goes_wrong(partial(updated, make_context, f"{flags} {SOME}", wrong), plain)
 
 
 @pytest.mark.slow

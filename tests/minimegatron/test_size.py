@@ -17,9 +17,9 @@ FILES = sorted((CODE / "minimegatron").rglob("*.py"))
 # A new feature makes room for itself in the core, whose limit should only ever go down. The
 # package's went up for sharded gradients and parameters, for checkpoints that load in another
 # layout and are saved while training goes on, for optimizer state that every replica saves, for
-# offloaded optimizer state and activations, for tokenizers in Hugging Face's format, and for
-# generated text, whose three files no training run imports.
-LIMITS = {"The package has": 12_902, "The core has": 3_000}
+# offloaded optimizer state and activations, also on CUDA devices, for tokenizers in Hugging Face's
+# format, and for generated text, whose three files no training run imports.
+LIMITS = {"The package has": 13_040, "The core has": 3_000}
 FILE_LIMIT, FUNCTION_LIMIT = 500, 50
 FEWEST = 60
 SMALL = {  # why a file has fewer lines than that

@@ -15,6 +15,7 @@ from pretrain_gpt import main
 from virtualgpu.core import memory, stacks
 from virtualgpu.core.cards import find
 from virtualgpu.core.segments import Pool
+from virtualgpu.net.nodes import NODES
 
 V100, A100 = find("v100"), find("a100")
 NO_DATA = "--data-path x --vocab-file x --merge-file x --lr 1e-4 --train-iters 3 "
@@ -123,6 +124,20 @@ def test_faster_links_and_more_of_them_never_slow_a_grid():
     times = [estimate(flags, 8, link=link, per_node=4).seconds
              for link in ("ethernet:10gbit", "ethernet:25gbit", "infiniband:2x200gbit")]
     assert times == sorted(times, reverse=True) and times[0] > times[-1]
+
+
+@pytest.mark.parametrize("flags", ["--tensor-model-parallel-size 4 ", "",
+                                   "--tensor-model-parallel-size 2 "])
+def test_it_does_not_matter_which_ranks_have_the_slow_links(flags, monkeypatch):
+    """In a DGX-1, GPUs 0 and 4 share two NVLinks, GPUs 3 and 7 one; here it is the other way
+    around. TP 2 makes two unlike replicas, which trade places."""
+    dgx, order = NODES["dgx-1"], (3, 2, 1, 0, 7, 6, 5, 4)
+    mesh = {tuple(sorted((order[one], order[other]))): links
+            for (one, other), links in dgx.mesh.items()}
+    monkeypatch.setitem(NODES, "reversed", replace(dgx, mesh=mesh))
+    times = [estimate(f"{flags}--pipeline-model-parallel-size 2 --num-layers 4", 8, card).seconds
+             for card in (V100, replace(V100, node="reversed"))]
+    assert times[0] == pytest.approx(times[1], rel=1e-9)
 
 
 def test_parts_of_a_message_travel_faster_between_nodes_than_the_whole():

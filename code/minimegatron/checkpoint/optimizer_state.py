@@ -34,11 +34,13 @@ def owned_state(optimizer: Optimizer) -> dict[str, list[tuple[str, int, torch.Te
         for name, place in ddp.places.items():
             start, stop = max(place.start, owned.start), min(place.stop, owned.stop)
             if start < stop:
-                at = offset + start - owned.start
-                places.append((name, start - place.start, slice(at, at + stop - start)))
+                places.append((name, offset + start - owned.start, stop - start,
+                               start - place.start))
         offset += length(owned)
-    return {kind: [(name, first, shard[elements]) for name, first, elements in places]
-            for kind, shard in optimizer_shards(optimizer).items()}
+    return {kind: [(name, first + max(0, begin - at), part[max(0, at - begin):at + size - begin])
+                   for name, at, size, first in places for begin, part in parts
+                   if max(at, begin) < min(at + size, begin + len(part))]
+            for kind, parts in shard_parts(optimizer).items()}
 
 
 def load_optimizer_state(optimizer: Optimizer, saved: dict) -> None:
@@ -66,9 +68,23 @@ def load_optimizer_state(optimizer: Optimizer, saved: dict) -> None:
 
 
 def optimizer_shards(optimizer: Optimizer) -> dict[str, torch.Tensor]:
-    """Return this rank's moments and master weights, fp32 [m] each."""
-    main = {} if optimizer.main_params is None else {MAIN: optimizer.main_params}
-    return {**optimizer.moments, **main}
+    """Return this rank's moments and master weights, fp32 [m] each; copies, if some of the state is
+    in host memory."""
+    return {kind: (parts[0][1] if len(parts) == 1 else
+                   torch.cat([part.to("cpu") for _, part in parts]))
+            for kind, parts in shard_parts(optimizer).items()}
+
+
+def shard_parts(optimizer: Optimizer) -> dict[str, list[tuple[int, torch.Tensor]]]:
+    """Return the moments and master weights as they are in memory, by kind: on the device and with
+    --optimizer-cpu-offload on the host, each with the shard's element where it begins."""
+    parts: dict[str, list[tuple[int, torch.Tensor]]] = {}
+    for holder in filter(None, (optimizer, optimizer.host)):
+        main = {} if holder.main_params is None else {MAIN: holder.main_params}
+        for kind, part in {**holder.moments, **main}.items():
+            begin = 0 if holder is optimizer else holder.first
+            parts.setdefault(kind, []).append((begin, part))
+    return parts
 
 
 def scaler_state(scaler: LossScaler) -> dict[str, torch.Tensor]:

@@ -11,12 +11,12 @@ import torch.distributed as dist
 
 from minimegatron.arguments import Config
 from minimegatron.device.device import Device, Memory
-from minimegatron.errors import UserError, require
+from minimegatron.device.host_copies import Copy, HostCopies
+from minimegatron.errors import UserError
 from virtualgpu.core import cards
 from virtualgpu.core.slots import INSTEAD_OF_CPU
 
 if TYPE_CHECKING:
-    from minimegatron.device.device import Device
     from minimegatron.device.virtual import VirtualDevice
 
 
@@ -93,13 +93,6 @@ def cuda_device(config: Config, local_rank: int) -> CudaDevice:
         raise UserError(f"--distributed-backend gloo with --pipeline-model-parallel-size {stages} "
                         "on GPUs: gloo sends and receives only CPU tensors; nearest: "
                         "--distributed-backend nccl")
-    for flag, given, instead in (
-            ("--optimizer-cpu-offload", config.optimizer_cpu_offload,
-             "--data-parallel-sharding-strategy optim_grads_params"),
-            ("--cpu-offloading-num-layers", config.cpu_offloading_num_layers,
-             "--recompute-granularity full --recompute-method uniform")):
-        require(not given, f"{flag} on a CUDA device: it has run only on the CPU and on virtual "
-                f"GPUs; nearest: leave it out, or {instead}")
     device = CudaDevice(local_rank)
     if config.fp8_format is not None:
         require_recipe(config.fp8_recipe, torch.cuda.get_device_capability(local_rank))
@@ -165,7 +158,55 @@ class CudaDevice(Device):
     def sheet_peak(self, dtype: str) -> float | None:
         return cards.sheet_peak(self.name, dtype)
 
+    def host_copies(self) -> CudaHostCopies:
+        return CudaHostCopies()
+
     def status(self) -> dict[str, object]:
         free, total = torch.cuda.mem_get_info(self.torch_device)
         return {**super().status(), "gpu": self.torch_device.index, "memory_used": total - free,
                 "memory_total": total}
+
+
+class CudaHostCopies(HostCopies):
+    """Copies between a CUDA device and pinned host memory.
+
+    Each copy waits for the kernels so far, and whoever uses or frees its result waits for its
+    event. So memory on the device needs no `record_stream`: when it is freed, the compute stream
+    has waited for the copy, and all kernels that may get the memory come later on that stream.
+    Pinned memory that is freed during a copy is not reused before the copy ends, because PyTorch
+    records an event for it (ATen/cuda/CachingHostAllocator.h).
+    """
+
+    def __init__(self) -> None:
+        self.down, self.up = torch.cuda.Stream(), torch.cuda.Stream()
+
+    def zeros(self, elements: int) -> torch.Tensor:
+        return torch.zeros(elements, pin_memory=True)
+
+    def download(self, tensor: torch.Tensor) -> Copy:
+        host = torch.empty_like(tensor, device="cpu", pin_memory=True)
+        return Copy(host, self._copy(self.down, host, tensor))
+
+    def upload(self, tensor: torch.Tensor) -> Copy:
+        on_device = torch.empty_like(tensor, device=torch.cuda.current_device())
+        self.up.wait_stream(self.down)  # which may not have filled the tensor yet
+        return Copy(on_device, self._copy(self.up, on_device, tensor))
+
+    def overwrite(self, target: torch.Tensor, source: torch.Tensor) -> torch.cuda.Event:
+        pinned = torch.empty(source.shape, dtype=target.dtype, pin_memory=True)
+        return self._copy(self.up, target, pinned.copy_(source))
+
+    def wait(self, arrives: torch.cuda.Event) -> None:
+        torch.cuda.current_stream().wait_event(arrives)
+
+    def host_waits(self, arrives: torch.cuda.Event) -> None:
+        arrives.synchronize()
+
+    @staticmethod
+    def _copy(stream: torch.cuda.Stream, target: torch.Tensor, source: torch.Tensor
+              ) -> torch.cuda.Event:
+        """Start a copy after all kernels so far; return an event that occurs at its end."""
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            target.copy_(source, non_blocking=True)
+        return stream.record_event()

@@ -1,9 +1,9 @@
 """Copies between a device's memory and the host's, on a stream of their own in each direction.
 
-On the CPU, host memory is the device's own: tensors are copied there at once, and optimizer state
-stays where it is. Virtual GPUs model the time of the copies (device/virtual.py).
+On the CPU, host memory is the device's own, and tensors are copied there at once. CUDA devices have
+pinned memory (device/gpus.py), and virtual GPUs model the time of the copies (device/virtual.py).
 
-Only the flags that offload, and virtual GPUs, import this file.
+Only the flags that offload, and GPUs, import this file.
 """
 
 from __future__ import annotations
@@ -43,12 +43,16 @@ class HostCopies:
     """Starts copies; the program and the device's kernels go on meanwhile."""
 
     def start_update(self, traffic: HostTraffic) -> None:
-        """Start to copy gradients to the host, after all kernels so far."""
+        """Model the copies of gradients to the host, after all kernels so far."""
         return
 
     def update(self, traffic: HostTraffic) -> None:
         """Model Adam on the host, piece by piece, and the copies of the updated weights."""
         return
+
+    def zeros(self, elements: int) -> torch.Tensor:
+        """Allocate optimizer state in host memory, fp32 [elements]."""
+        return torch.zeros(elements)
 
     def download(self, tensor: torch.Tensor) -> Copy:
         """Start to copy a tensor to the host, after all kernels so far."""
@@ -58,6 +62,17 @@ class HostCopies:
         """Allocate a tensor's memory on the device, and start to copy it there from the host."""
         return Copy(tensor.clone(), None)
 
+    def overwrite(self, target: torch.Tensor, source: torch.Tensor) -> Any:
+        """Start to copy a tensor from the host over one on the device, after all kernels so far.
+
+        Returns an event, as in Copy. Elements are rounded to the target's dtype.
+        """
+        target.copy_(source)
+
     def wait(self, arrives: Any) -> None:
         """Make all later kernels wait until a copy has arrived."""
+        return
+
+    def host_waits(self, arrives: Any) -> None:
+        """Make the program wait until a copy has arrived."""
         return

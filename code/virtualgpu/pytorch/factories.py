@@ -56,6 +56,14 @@ def install(gpu: CudaGpu) -> None:
     def group(lists, with_indices=False):
         """Group tensors by the device that the program sees, as optimizers request it."""
         groups: dict[tuple[torch.device, torch.dtype], tuple[list[list], list[int]]] = {}
+        if {item.device.type for some in lists for item in some if item is not None} == {"cpu"}:
+            # C++ may see some of them on meta, because their values were not computed.
+            for index, item in enumerate(lists[0]):
+                group = groups.setdefault((item.device, item.dtype), ([[] for _ in lists], []))
+                for column, some in zip(group[0], lists, strict=True):
+                    column += some[index:index + 1]
+                group[1].append(index)
+            return groups
         for (device, dtype), (columns, indices) in grouped(lists, with_indices).items():
             group = groups.setdefault((_device_of(columns, device), dtype),
                                       ([[] for _ in columns], []))

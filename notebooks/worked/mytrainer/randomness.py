@@ -67,7 +67,7 @@ def begin_micro_batch(model, seed, iteration, samples):
 
     Args:
         model: the model.
-        seed: of the run.
+        seed: the run's seed.
         iteration: the number of the optimizer step.
         samples: for each sample of the micro-batch, its number in the whole run.
     """

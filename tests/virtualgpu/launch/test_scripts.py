@@ -35,7 +35,8 @@ FEATURES = {
     "dcp": (r"cuda:0 True\n.*features.py, line \d+ .*: torch.distributed.checkpoint writes values, "
             r"and those of \['model'\]\['weight'\] were not computed: skip the checkpoint.*\nTrue"),
     "offload": (r"(cuda:0 cpu cpu\n){2}Parameter containing:\n"
-                r"tensor\(\?, size=\(1024,\), dtype=torch.float32, requires_grad=True\) cpu"),
+                r"tensor\(\?, size=\(1024,\), dtype=torch.float32, requires_grad=True\) cpu\n"
+                r"cpu 1.0"),
     "host": (r"tensor\(\?, size=\(4,\), dtype=torch.float32\) \? \? cpu\n"
              r"tensor\(\?, size=\(4,\), dtype=torch.float32\) \?\n\[\? \? \? \?\]\n"
              r".*features.py, line \d+ .*becomes a numpy array, but its values were not.*\n"

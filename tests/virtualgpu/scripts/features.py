@@ -274,6 +274,14 @@ def offload():
         optimizer.step()
         optimizer.zero_grad()
     print(layer.bias, layer.weight.device)
+    # A fused step in the host's memory, with known moments and a gradient that was not computed.
+    weight, *moments = torch.zeros(3, 2**20)
+    grad = torch.randn(2**20, device="cuda").cpu()
+    torch.optim._functional.adamw(
+        [weight], [grad], *([moment] for moment in moments), [], [step := torch.zeros(())],
+        fused=True, amsgrad=False, beta1=0.9, beta2=0.95, lr=1e-3, weight_decay=0.1, eps=1e-8,
+        maximize=False)
+    print(weight.device, step.item())
 
 
 def leaves():

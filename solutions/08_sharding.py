@@ -2322,8 +2322,8 @@ for name, losses in run_ranks(deepspeed_losses, 4, 4)[0].items():
     print(f"{name:12}", *(f"{loss:.6f}" for loss in losses))
 
 # %% [markdown]
-# Every stage of every library trains the same model. So you can choose a stage by memory and communication alone. What
-# differs is the names:
+# Your classes, PyTorch's `fully_shard`, and all three stages of DeepSpeed have the same losses. So you can choose a
+# stage by memory and communication alone. Only the names differ:
 #
 # | | optimizer state | and gradients | and parameters |
 # |---|---|---|---|

@@ -170,9 +170,10 @@ class CudaDevice(Device):
 class CudaHostCopies(HostCopies):
     """Copies between a CUDA device and pinned host memory.
 
-    Each copy waits for the kernels so far, and whoever uses or frees its result waits for its
-    event. So memory on the device needs no `record_stream`: when it is freed, the compute stream
-    has waited for the copy, and all kernels that may get the memory come later on that stream.
+    Each copy waits for the kernels so far, and whoever uses its result or frees its source waits
+    for its event. So memory on the device needs no `record_stream`: when it is freed, the compute
+    stream has waited for the copy, and all kernels that may get the memory come later on that
+    stream.
     Pinned memory that is freed during a copy is not reused before the copy ends, because PyTorch
     records an event for it (ATen/cuda/CachingHostAllocator.h).
     """
@@ -208,5 +209,7 @@ class CudaHostCopies(HostCopies):
         """Start a copy after all kernels so far; return an event that occurs at its end."""
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
+            if source.is_cuda and source.stride() != target.stride():
+                source = source.clone()  # else PyTorch copies through pageable memory, and waits
             target.copy_(source, non_blocking=True)
         return stream.record_event()

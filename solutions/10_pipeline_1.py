@@ -110,9 +110,9 @@ plots.pipeline("megatron/timeline/four_stages", "One batch, four stages")
 
 # %% [markdown]
 # Read the figure from left to right. Each row is a stage, `F0` is the forward pass of batch 0, and `B0` its backward
-# pass. At any moment **one** GPU computes and the others wait, for activations in the first half and for gradients in
-# the second. Because of communication, the four GPUs are even slower than a single GPU with enough memory would be, and
-# you pay for all four of them.
+# pass. At any moment **one** GPU computes and the others are idle: before its forward pass, a stage waits for
+# activations, and between its two passes, for a gradient. Because of communication, the four GPUs are even slower than
+# a single GPU with enough memory would be, and you pay for all four of them.
 #
 # The gray part is the **bubble** of lab 02. Backward boxes are about twice as long as forward boxes, because the
 # backward pass runs two matrix multiplications for each one in the forward pass. The last stage's boxes are longer
@@ -406,7 +406,8 @@ with check.parts():
 # tokens of the mini-batch. Tokens without a loss, such as padding or a prompt, count in neither mean, so micro-batches
 # of equal size may have different numbers of tokens that count. The denominator of the second mean is the number of
 # tokens that count in the whole mini-batch or, with data parallelism, in the mini-batches of all replicas together.
-# (`loss_weights` gets the counts of one replica, and needs no collective.)
+# (In your trainer, all replicas have the same number of tokens. So `loss_weights` gets the counts of one replica, and
+# needs no collective.)
 #
 # In October 2024, gradient accumulation in widely used libraries [turned out to get this
 # wrong](https://huggingface.co/blog/gradient_accumulation): they had averaged the micro-batches' means. Write
@@ -670,7 +671,7 @@ check.function(
     hints={
         "That keeps the bubble overhead below the limit. The bubble fraction divides by the whole step.":
             [16, 64, 1, 334, 2],
-        "With one micro-batch fewer than that, the bubble exceeds the limit, and with that number, too. Which way do you round?":
+        "With that many micro-batches, the bubble still exceeds the limit. Which way do you round?":
             [11, 56, 1, 318, 1],
         "One stage has no bubble, but a step has at least one micro-batch.":
             [12, 57, 0, 319, 1],

@@ -673,6 +673,8 @@ check.function(
             [16, 64, 1, 334, 2],
         "With that many micro-batches, the bubble still exceeds the limit. Which way do you round?":
             [11, 56, 1, 318, 1],
+        "The nearest number may lie below the bound. Which way do you have to round?":
+            [11, 57, 1, 318, 1],
         "One stage has no bubble, but a step has at least one micro-batch.":
             [12, 57, 0, 319, 1],
         "At the start, all stages but one wait. How many are those?":
@@ -694,6 +696,10 @@ check.function(enough, cases=check.draw(20, p=range(1, 65), limit=LIMITS),
 # %% [raw] mutant="bubble" hint="Which way do you round"
 # -    return max(1, math.ceil((p - 1) * (1 - limit) / limit))
 # +    return max(1, math.floor((p - 1) * (1 - limit) / limit))
+
+# %% [raw] mutant="bubble" hint="may lie below the bound"
+# -    return max(1, math.ceil((p - 1) * (1 - limit) / limit))
+# +    return max(1, round((p - 1) * (1 - limit) / limit))
 
 # %% [raw] mutant="bubble" hint="at least one micro-batch"
 # -    return max(1, math.ceil((p - 1) * (1 - limit) / limit))
@@ -1102,7 +1108,7 @@ class Pipeline:
         self.stages, self.links, self.buffer = [make_stage(module) for module in modules], links, buffer
 
     def run(self, program, data, weights):
-        """Run the passes of a step, and return the loss, weighted over the micro-batches (None except on the last stage).
+        """Run the passes of a step; return the loss, weighted over the micro-batches, a tensor (None except on the last stage).
 
         Args:
             program: this rank's actions, sends, and receives. `parse` splits an action: ("B", 3, 1) for B3.1.
@@ -1184,7 +1190,8 @@ def pipelined(schedule, sizes, layers, seed, width=3):
 def pipeline_log(program, sizes, layers, width=3):
     """Run this rank's program with links that receive when they are waited for.
 
-    Return the passes, receives, waits, and the end of the step, in their order; and whether the loss has a history.
+    Return the passes, receives, waits, and the end of the step, in their order; and whether the loss has a history, or
+    "a number" if it is no tensor.
     """
     from lablib import pipeline_parts, simple_program
 
@@ -1197,7 +1204,7 @@ def pipeline_log(program, sizes, layers, width=3):
     pipeline = Pipeline([part], pipeline_parts.LateReceives(BlockingLinks(dist.group.WORLD), log), lambda one: torch.empty_like(one.x),
                         lambda module: pipeline_parts.Recorder(Stage(module), log))
     loss = pipeline.run(program, pipeline_parts.micro_batches(sizes, width), [size / sum(sizes) for size in sizes])
-    return [log, loss is not None and loss.requires_grad]
+    return [log, "a number" if isinstance(loss, float) else loss is not None and loss.requires_grad]
 
 
 def pipeline_memory(schedule, tokens, width, layers):
@@ -1299,6 +1306,7 @@ with check.parts():
         for run in check.ranks(pipeline_log, ranks=2, cases=[{"program": check.by_rank(LATE), "sizes": [1, 2], "layers": 1}], expected=None,
                                hints={"A receive may return before its tensor has arrived: what does it return?": "deadlock"}):
             (log, history), (other, _) = run.values[1], run.values[0]
+            check.that(history != "a number", "run returns a number. A tensor lets the caller go on without waiting for the GPU.")
             check.that(not history, "The loss that run returns has a history.")
             check.that(log[-1:] == ["finish"] and other[-1:] == ["finish"], "The step ends when everything has been sent: links.finish().")
             check.that(log == ["recv F from 0", "recv F from 0", "wait F from 0", "F0", "wait F from 0", "F1", "B0", "B1", "finish"],
@@ -1381,6 +1389,10 @@ with check.parts():
 # %% [raw] mutant="pipeline" hint="after it has sent or used it"
 # -                self.links.send(results.pop(action), peer, action[0])
 # +                self.links.send(results[action], peer, action[0])
+
+# %% [raw] mutant="pipeline" hint="run returns a number"
+# -            return weights[number] * y
+# +            return weights[number] * y.item()
 
 # %% [raw] mutant="pipeline" hint="The loss that run returns has a history"
 # -            return weights[number] * y
@@ -2028,20 +2040,23 @@ def exchanged(values):
 
 
 def two_kinds(hidden, gradient):
-    """Send hidden states, then a gradient, from rank 0 to rank 1, which takes the gradient first.
+    """Send hidden states, then a gradient, from stage 0, which is rank 1, to stage 1, which takes the gradient first.
 
-    Return what rank 1 has received.
+    Return what stage 1 has received, or "another rank" if the links ask for a rank outside of their groups.
     """
     from mytrainer.p2p import Links
 
-    links, rank = Links({"F": dist.new_group([0, 1]), "B": dist.new_group([0, 1, 2])}), dist.get_rank()
+    links, rank = Links({"F": dist.new_group([1, 2]), "B": dist.new_group([1, 2, 3])}), dist.get_rank()
     found = [torch.zeros(2), torch.zeros(2)]
-    if rank == 0:
-        links.send(torch.tensor(hidden), 1, "F")
-        links.send(torch.tensor(gradient), 1, "B")
-    elif rank == 1:
-        links.receive(found[1], 0, "B").wait()
-        links.receive(found[0], 0, "F").wait()
+    try:
+        if rank == 1:
+            links.send(torch.tensor(hidden), 1, "F")
+            links.send(torch.tensor(gradient), 1, "B")
+        elif rank == 2:
+            links.receive(found[1], 0, "B").wait()
+            links.receive(found[0], 0, "F").wait()
+    except ValueError:
+        return "another rank"
     links.finish()
     return [one.tolist() for one in found]
 
@@ -2131,11 +2146,13 @@ with check.parts():
                     expected=lambda ranks, values: values[::-1], rel=1e-5)
         ### END HIDDEN TESTS
     with check.part(1, "keeps hidden states and gradients apart"):
-        for run in check.ranks(two_kinds, ranks=3, cases=[{"hidden": [1.0, 2.0], "gradient": [3.0, 4.0]}], expected=None, hints={
+        for run in check.ranks(two_kinds, ranks=4, cases=[{"hidden": [1.0, 2.0], "gradient": [3.0, 4.0]}], expected=None, hints={
                 "The receiver takes the second tensor first, and never gets it: a send waited for an earlier one.": "deadlock"}):
-            check.that(run.values[1] == [[1.0, 2.0], [3.0, 4.0]], "A gradient that overtakes hidden states is confused with them.")
-            groups = [call.group for call in run.calls(0, "send")]
-            check.that(groups == [(0, 1), (0, 1, 2)], "Hidden states are sent in groups['F'], and gradients in groups['B']. NCCL keeps one "
+            check.that("another rank" not in run.values[1:3], "These stages 0 and 1 are ranks 1 and 2 of all ranks, and the links ask for "
+                       "others. A stage's number is its rank in the group.")
+            check.that(run.values[2] == [[1.0, 2.0], [3.0, 4.0]], "A gradient that overtakes hidden states is confused with them.")
+            groups = [call.group for call in run.calls(1, "send")]
+            check.that(groups == [(1, 2), (1, 2, 3)], "Hidden states are sent in groups['F'], and gradients in groups['B']. NCCL keeps one "
                        "order per process group, whatever the tags.")
     with check.part(2, "keeps a tensor until it is sent, and no longer"):
         for run in check.ranks(kept_tensors, ranks=2, cases=[{"count": 1000}], expected=None):
@@ -2182,6 +2199,12 @@ with check.parts():
 # %% [raw] mutant="p2p" hint="is confused with them"
 # -        self.groups, self.sent = groups, []
 # +        self.groups, self.sent = dict.fromkeys("FB", groups["F"]), []
+
+# %% [raw] mutant="p2p" hint="is its rank in the group"
+# -        self.sent.append((dist.isend(tensor, group_dst=stage, group=self.groups[kind]), tensor))
+# +        self.sent.append((dist.isend(tensor, dst=stage, group=self.groups[kind]), tensor))
+# -        return dist.irecv(tensor, group_src=stage, group=self.groups[kind])
+# +        return dist.irecv(tensor, src=stage, group=self.groups[kind])
 
 # %% [raw] mutant="p2p" hint="receive waits for its tensor before"
 # -        return dist.irecv(tensor, group_src=stage, group=self.groups[kind])
@@ -2292,13 +2315,15 @@ def tied_ends(values, grads, ends, copies):
     weight = torch.nn.Parameter(torch.tensor(values))
     if copies is not None:
         weight.copies = copies
-    tied = TiedEnds(weight, group)
-    weight.grad = torch.tensor(grads)
     try:
+        tied = TiedEnds(weight, group)
+        weight.grad = torch.tensor(grads)
         tied.finish()
     except (RuntimeError, ValueError) as error:
         if "with Gloo" in str(error):  # it has no averages
             return "a mean"
+        if "not part of group" in str(error):
+            return "another rank"
         raise
     return [weight.tolist(), weight.grad.tolist(), getattr(weight, "copies", 0)]
 
@@ -2328,6 +2353,8 @@ check.ranks(tied_ends, ranks=4, cases=CASES, expected=[[None, [[1.0, 2.0], [2.5,
         [None, [[1.0, 2.0], [2.5, 5.0], 2], None, [[1.0, 2.0], [2.5, 5.0], 2]]],
     "Both ends get the values of the first one, number 0 of the group.": [[None, [[3.0, 5.0], [2.5, 5.0], 2], None, [[3.0, 5.0], [2.5, 5.0], 2]],
         [None, [[3.0, 5.0], [2.5, 5.0], 4], None, [[3.0, 5.0], [2.5, 5.0], 4]]],
+    "Rank 0 of all ranks is not in the group of the two ends. Which of its ranks is the first stage?":
+        [[None, "another rank", None, "another rank"], [None, "another rank", None, "another rank"]],
     "An all-reduce that averages gives the mean of two gradients (and Gloo has none). What does autograd do with a matrix that is used twice?":
         [[None, "a mean", None, "a mean"], [None, "a mean", None, "a mean"]]})
 require_tied(check.ranks(tied_ends, ranks=4, cases=CASES, expected=None), [1, 3], 8)
@@ -2368,6 +2395,10 @@ require_tied(check.ranks(tied_ends, ranks=3, rel=1e-5, cases=check.draw(
 # %% [raw] mutant="tied" hint="number 0 of the group"
 # -        dist.broadcast(weight.data, group_src=0, group=group)
 # +        dist.broadcast(weight.data, group_src=1, group=group)
+
+# %% [raw] mutant="tied" hint="is not in the group of the two ends"
+# -        dist.broadcast(weight.data, group_src=0, group=group)
+# +        dist.broadcast(weight.data, src=0, group=group)
 
 # %% [raw] mutant="tied" hint="all-reduces the gradient of the matrix once"
 # -        dist.all_reduce(self.weight.grad, group=self.group)
@@ -2414,6 +2445,7 @@ check.function(
         "Not every stage is as slow as the slowest: the first micro-batch takes each stage's own time.": [60, 150, 392, 132],
         "The forward and the backward phase each have their own slowest stage.": [60, 150, 340, 114],
         "Of m micro-batches, how many follow the first?": [90, 180, 396, 162],
+        "The slowest stage sets the pace, and it need not be the last one.": [60, 150, 340, 108],
     })
 ### BEGIN HIDDEN TESTS
 import numpy as np
@@ -2446,6 +2478,10 @@ check.function(step_time, cases=cases, expected=lambda forward, backward, m: (
 # %% [raw] mutant="step-time" hint="Of m micro-batches, how"
 # -    return sum(forward) + (m - 1) * max(forward) + sum(backward) + (m - 1) * max(backward)
 # +    return sum(forward) + m * max(forward) + sum(backward) + m * max(backward)
+
+# %% [raw] mutant="step-time" hint="need not be the last one"
+# -    return sum(forward) + (m - 1) * max(forward) + sum(backward) + (m - 1) * max(backward)
+# +    return sum(forward) + (m - 1) * forward[-1] + sum(backward) + (m - 1) * backward[-1]
 
 # %% [markdown]
 # Now predict a run. The second of four stages has 6 layers, and the others have 4. A virtual H100 measures a forward

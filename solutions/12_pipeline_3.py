@@ -1615,6 +1615,9 @@ with check.parts():
                 "A weight has a gradient of a micro-batch whose W has not run. Has B computed it, or W of another one?":
                     [[],
                  [[None, -3.197466, 0.01854032, 3.343215, 0.5166876, -4.819696, -9.845092], [-1.390077, -0.2566257, -2.04841, -0.2995743, 4.931402, 5.940176]], []],
+                "The bias has the gradient of a micro-batch whose W has not run. What does B return for the bias?":
+                    [[],
+                 [[None, -3.197466, 0.01854032, -3.388385, 0.5166876, 0.3691759, -9.555789], [-1.390077, -0.2566257, -0.6552588, -0.2995743, 10.27071, 13.61407]], []],
                 "The bias has no gradient, or a wrong one.":
                     [[[None, -5.374372, 0.3600067, 22.06479, None, 11.69262, 5.643245], [-14.74552, 0.1522838, 0.3256332, None, 7.803298, 8.645391]],
                  [[None, -3.197466, 0.01854032, -3.388385, None, 0.3691759, -9.555789], [-1.390077, -0.2566257, -0.6552588, None, 10.27071, 13.61407]], []]})
@@ -1698,6 +1701,13 @@ with check.parts():
 # +                queue.clear()
 
 # %% [raw] mutant="split-backward" hint="The bias has no gradient"
+# -                if bias is not None and bias.requires_grad:
+# -                    bias.backward(grad.sum(0))
+
+# %% [raw] mutant="split-backward" hint="What does B return for the bias"
+# -        return grad @ ctx.weight, None, None, None
+# +        needed = ctx.bias is not None and ctx.bias.requires_grad
+# +        return grad @ ctx.weight, None, grad.flatten(0, -2).sum(0) if needed else None, None
 # -                if bias is not None and bias.requires_grad:
 # -                    bias.backward(grad.sum(0))
 

@@ -252,21 +252,20 @@ def shared_passes(make_stage: Callable, columns: Callable, actions: str, common:
     return [[found[number] for number in sorted(found)], grads]
 
 
-def shared_pipeline(make_stage: Callable, columns: Callable, count: int, hidden: int, inner: int,
-                    tokens: int, micro_batches: int) -> None:
-    """Run a step of ZB-H1 on GPUs: two stages, each shared by half of the ranks.
+def shared_pipeline(make_stage: Callable, columns: Callable, schedule: Sequence[str], count: int,
+                    hidden: int, inner: int, tokens: int) -> None:
+    """Run a step of two stages on GPUs. Half of the ranks share each.
 
     Args:
         make_stage: returns the stage of a module.
         columns: as for SharedMLP.
+        schedule: the actions of each stage, as strings such as "F0 B0 W0".
         count: MLPs of a stage.
         hidden: the hidden size.
         inner: inner features of all ranks together.
         tokens: positions of a micro-batch, of all ranks together.
-        micro_batches: their number.
     """
     from lablib import executor
-    from pipeline_schedules import load, to_text
 
     size, rank = dist.get_world_size() // 2, dist.get_rank()
     shares = [dist.new_group(list(range(first, first + size))) for first in (0, size)]
@@ -290,10 +289,10 @@ def shared_pipeline(make_stage: Callable, columns: Callable, count: int, hidden:
     pipeline = executor.Pipeline(
         [run], executor.Links({kind: groups[rank % size] for kind, groups in links.items()}),
         lambda data: hidden_states(), make_stage)
-    schedule = [line.split() for line in to_text(load("zb-h1", 2, micro_batches))]
-    program = executor.add_communication(schedule)[stage]
-    data = [hidden_states().requires_grad_() for _ in range(micro_batches)]
-    pipeline.run(program, data, [1.0] * micro_batches)
+    program = executor.add_communication([actions.split() for actions in schedule])[stage]
+    numbers = 1 + max(executor.parse(action)[1] for action in schedule[stage].split())
+    data = [hidden_states().requires_grad_() for _ in range(numbers)]
+    pipeline.run(program, data, [1.0] * numbers)
 
 
 class Sleeper:

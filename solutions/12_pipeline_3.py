@@ -2563,7 +2563,8 @@ with check.parts():
                              [[-1.247198, -0.6157725], [-0.2271559, -7.029897, -5.266196, -3.159858, -3.395372]],
                              [[2.322818, 2.830178], [-0.5464692, 16.08687, 0.7784944, 0.5866764, -9.135004]]]],
                            hints={
-                               "The weights of column-parallel layers have the gradient of a micro-batch whose W has not run. Which B fills which queue?":
+                               "The weights of column-parallel layers have a gradient of a micro-batch whose W has not run. Has its B computed it, or filled "
+                               "the queue of another one?":
                                    [[],
                                     [[[-1.546, 0.8199669], [0.2432976, -8.048716, 8.049459, 4.66356, 15.74325]],
                                      [[-0.0366023, 1.664249], [0.06173268, -3.326492, -12.42751, -6.73701, -15.22718]],
@@ -2635,7 +2636,7 @@ with check.parts():
 # +            for whole, layers, grads in self.deferred.pop(key):
 # +                whole = whole.flatten(0, -2)
 
-# %% [raw] mutant="deferred-wgrad" hint="Which of the two gradients "
+# %% [raw] mutant="deferred-wgrad" hint="whose W has not run"
 # -        DeferringStage.running.append((region, x.detach(), ctx.layers, grads))
 # +        inputs = gather(x, region).flatten(0, -2)
 # +        for layer, grad in zip(ctx.layers, grads, strict=True):
@@ -2664,7 +2665,13 @@ with check.parts():
 # -        DeferringStage.running.append((region, x.detach(), ctx.layers, grads))
 # +        (x, whole), region = ctx.saved_tensors, ctx.region
 # +        for layer, grad in zip(ctx.layers, grads, strict=True):
-# +            layer.weight.backward(grad.flatten(0, -2).t() @ whole.flatten(0, -2))
+# +            DeferringStage.running.append((layer, grad.flatten(0, -2).t() @ whole.flatten(0, -2)))
+# -            for region, x, layers, grads in self.deferred.pop(key):
+# -                whole = gather(x, region).flatten(0, -2)
+# -                for layer, grad in zip(layers, grads, strict=True):
+# -                    layer.weight.backward(grad.flatten(0, -2).t() @ whole)
+# +            for layer, product in self.deferred.pop(key):
+# +                layer.weight.backward(product)
 
 # %% [raw] mutant="deferred-wgrad" hint="however many layers they have"
 # -                whole = gather(x, region).flatten(0, -2)
@@ -2672,7 +2679,7 @@ with check.parts():
 # +                for layer, grad in zip(layers, grads, strict=True):
 # +                    whole = gather(x, region).flatten(0, -2)
 
-# %% [raw] mutant="deferred-wgrad" hint="of a micro-batch whose W has not run"
+# %% [raw] mutant="deferred-wgrad" hint="the queue of another one"
 # -        DeferringStage.running = self.deferred[key] = []
 # -        return super().backward(key, grad)
 # +        return super().backward(key, grad)
@@ -2681,7 +2688,7 @@ with check.parts():
 # +        DeferringStage.running = self.deferred[key] = []
 # +        return super().forward(key, x, data)
 
-# %% [raw] mutant="deferred-wgrad" hint="of a micro-batch whose W has not run"
+# %% [raw] mutant="deferred-wgrad" hint="the queue of another one"
 # -        DeferringStage.running = self.deferred[key] = []
 # -        return super().backward(key, grad)
 # +        return super().backward(key, grad)

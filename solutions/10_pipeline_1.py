@@ -1065,7 +1065,7 @@ with check.parts():
 #   calling the stage's method `weight(3)`. Your `Stage` has no such method; the one in lab 12 will.
 # - Only the loss is a tensor without dimensions, so a module that returns one is at the end of the model. Its backward
 #   pass gets the weight of the micro-batch, which no other rank sends. On that rank, `run` returns the loss of the
-#   mini-batch, without a history; on all others, it returns None.
+#   mini-batch, a tensor without a history; on all others, it returns None.
 # - When everything has been computed, `links.finish()` waits until everything has been sent.
 
 # %% answer="pipeline"
@@ -1118,7 +1118,7 @@ class Pipeline:
         self.stages, self.links, self.buffer = [make_stage(module) for module in modules], links, buffer
 
     def run(self, program, data, weights):
-        """Run the passes of a step; return the loss, weighted over the micro-batches, a tensor (None except on the last stage).
+        """Run the passes of a step, and return the loss, weighted over the micro-batches (None except on the last stage).
 
         Args:
             program: this rank's actions, sends, and receives. `parse` splits an action: ("B", 3, 1) for B3.1.

@@ -46,7 +46,7 @@ class Pipeline:
         self.stages, self.links, self.buffer = [make_stage(module) for module in modules], links, buffer
 
     def run(self, program, data, weights):
-        """Run the passes of a step; return the loss, weighted over the micro-batches, a tensor (None except on the last stage).
+        """Run the passes of a step, and return the loss, weighted over the micro-batches (None except on the last stage).
 
         Args:
             program: this rank's actions, sends, and receives. `parse` splits an action: ("B", 3, 1) for B3.1.

@@ -110,9 +110,9 @@ plots.pipeline("megatron/timeline/four_stages", "One batch, four stages")
 
 # %% [markdown]
 # Read the figure from left to right. Each row is a stage, `F0` is the forward pass of batch 0, and `B0` its backward
-# pass. At any moment **one** GPU computes and the others wait, for activations in the first half and for gradients in
-# the second. Because of communication, the four GPUs are even slower than a single GPU with enough memory would be, and
-# you pay for all four of them.
+# pass. At any moment **one** GPU computes and the others are idle: before its forward pass, a stage waits for
+# activations, and between its two passes, for a gradient. Because of communication, the four GPUs are even slower than
+# a single GPU with enough memory would be, and you pay for all four of them.
 #
 # The gray part is the **bubble** of lab 02. Backward boxes are about twice as long as forward boxes, because the
 # backward pass runs two matrix multiplications for each one in the forward pass. The last stage's boxes are longer
@@ -304,6 +304,8 @@ with check.parts():
             "The micro-batches share something: is each backward pass that of its own micro-batch?": [[[[False, False, False, False], [True, True], [0.9163789, 1.052523, 0.3775871,
             0.5663806, -0.1352067, 0.2055037, 0.1877494, 0.3693697]]], [[[False, False, False, False, False, False], [True, True, True], [0.4183432, 0.6554452, 0.7717767, -0.1051968, -0.1753281,
             -0.2103937, 0.4021423, 0.09848157, 0.08978213, -0.1701765]]]],
+            "The parameters have the gradients of the last backward pass only. Those of the micro-batches add up.":
+            [[[[False, False, False, False], [True, True], [0.9163789, 1.052523, -0.125704, 0.1887935, -0.02704134, 0.04110073, 0.06258312, 0.1231232]]], [[[False, False, False, False, False, False], [True, True, True], [0.4183432, 0.6554452, 0.7717767, 0.1336247, -0.07013125, 0.05949616, 0.07844845, 0.06674222, 0.05675925, -0.003076166]]]],
             "Both stages ignore grad. Where does the backward pass of a stage begin, and with which gradient?":
             [[[[False, False, False, False], [True, True], [0.9163789, 1.052523, -0.1885561, 0.5663806, 0.06606434, 0.161447,
             0.3682554, 0.6896838]]], [[[False, False, False, False, False, False], [True, True, True], [0.4183432, 0.6554452,
@@ -365,6 +367,11 @@ with check.parts():
 # +        x, y = self.last
 # +        y.backward(grad, retain_graph=True)
 
+# %% [raw] mutant="stage" hint="of the last backward pass only"
+# -        y.backward(grad)
+# +        self.module.zero_grad()
+# +        y.backward(grad)
+
 # %% [raw] mutant="stage" hint="what weight has a micro-batch"
 # -        y.backward(grad)
 # +        y.backward(grad if y.dim() else None)
@@ -406,7 +413,8 @@ with check.parts():
 # tokens of the mini-batch. Tokens without a loss, such as padding or a prompt, count in neither mean, so micro-batches
 # of equal size may have different numbers of tokens that count. The denominator of the second mean is the number of
 # tokens that count in the whole mini-batch or, with data parallelism, in the mini-batches of all replicas together.
-# (`loss_weights` gets the counts of one replica, and needs no collective.)
+# (In your trainer, all replicas have the same number of tokens. So `loss_weights` gets the counts of one replica, and
+# needs no collective.)
 #
 # In October 2024, gradient accumulation in widely used libraries [turned out to get this
 # wrong](https://huggingface.co/blog/gradient_accumulation): they had averaged the micro-batches' means. Write
@@ -447,6 +455,7 @@ check.function(
             [[1 / 3, 1 / 3, 1 / 3], [1.0], [1 / 3, 1 / 3, 1 / 3]],
         "That is the sum over the micro-batches, but the loss of the mini-batch is a mean.":
             [[1.0, 1.0, 1.0], [1.0], [1.0, 1.0, 1.0]],
+        "Whole numbers: what does `//` do with the rest?": [[0, 0, 0], [1], [0, 0, 0]],
         "The last stage has already divided by the micro-batch's own tokens.": [[0.25, 0.25, 0.25], [0.2], [1 / 12, 1 / 12, 1 / 12]],
     })
 ### BEGIN HIDDEN TESTS
@@ -461,6 +470,10 @@ check.function(written_loss_weights, cases=check.draw(12, tokens=lambda dice: [d
 # %% [raw] mutant="loss-weights" hint="the loss of the mini-batch is a mean"
 # -    return [count / sum(tokens) for count in tokens]
 # +    return [1.0 for count in tokens]
+
+# %% [raw] mutant="loss-weights" hint="with the rest"
+# -    return [count / sum(tokens) for count in tokens]
+# +    return [count // sum(tokens) for count in tokens]
 
 # %% [raw] mutant="loss-weights" hint="has already divided"
 # -    return [count / sum(tokens) for count in tokens]
@@ -670,7 +683,7 @@ check.function(
     hints={
         "That keeps the bubble overhead below the limit. The bubble fraction divides by the whole step.":
             [16, 64, 1, 334, 2],
-        "With one micro-batch fewer than that, the bubble exceeds the limit, and with that number, too. Which way do you round?":
+        "With that many micro-batches, the bubble still exceeds the limit. Which way do you round?":
             [11, 56, 1, 318, 1],
         "One stage has no bubble, but a step has at least one micro-batch.":
             [12, 57, 0, 319, 1],
@@ -693,6 +706,10 @@ check.function(enough, cases=check.draw(20, p=range(1, 65), limit=LIMITS),
 # %% [raw] mutant="bubble" hint="Which way do you round"
 # -    return max(1, math.ceil((p - 1) * (1 - limit) / limit))
 # +    return max(1, math.floor((p - 1) * (1 - limit) / limit))
+
+# %% [raw] mutant="bubble" hint="Which way do you round"
+# -    return max(1, math.ceil((p - 1) * (1 - limit) / limit))
+# +    return max(1, round((p - 1) * (1 - limit) / limit))
 
 # %% [raw] mutant="bubble" hint="at least one micro-batch"
 # -    return max(1, math.ceil((p - 1) * (1 - limit) / limit))
@@ -1048,7 +1065,7 @@ with check.parts():
 #   calling the stage's method `weight(3)`. Your `Stage` has no such method; the one in lab 12 will.
 # - Only the loss is a tensor without dimensions, so a module that returns one is at the end of the model. Its backward
 #   pass gets the weight of the micro-batch, which no other rank sends. On that rank, `run` returns the loss of the
-#   mini-batch, without a history; on all others, it returns None.
+#   mini-batch, a tensor without a history; on all others, it returns None.
 # - When everything has been computed, `links.finish()` waits until everything has been sent.
 
 # %% answer="pipeline"
@@ -1183,7 +1200,8 @@ def pipelined(schedule, sizes, layers, seed, width=3):
 def pipeline_log(program, sizes, layers, width=3):
     """Run this rank's program with links that receive when they are waited for.
 
-    Return the passes, receives, waits, and the end of the step, in their order; and whether the loss has a history.
+    Return the passes, receives, waits, and the end of the step, in their order; and whether the loss has a history, or
+    "a number" if it is no tensor.
     """
     from lablib import pipeline_parts, simple_program
 
@@ -1196,7 +1214,7 @@ def pipeline_log(program, sizes, layers, width=3):
     pipeline = Pipeline([part], pipeline_parts.LateReceives(BlockingLinks(dist.group.WORLD), log), lambda one: torch.empty_like(one.x),
                         lambda module: pipeline_parts.Recorder(Stage(module), log))
     loss = pipeline.run(program, pipeline_parts.micro_batches(sizes, width), [size / sum(sizes) for size in sizes])
-    return [log, loss is not None and loss.requires_grad]
+    return [log, "a number" if isinstance(loss, float) else loss is not None and loss.requires_grad]
 
 
 def pipeline_memory(schedule, tokens, width, layers):
@@ -1298,6 +1316,7 @@ with check.parts():
         for run in check.ranks(pipeline_log, ranks=2, cases=[{"program": check.by_rank(LATE), "sizes": [1, 2], "layers": 1}], expected=None,
                                hints={"A receive may return before its tensor has arrived: what does it return?": "deadlock"}):
             (log, history), (other, _) = run.values[1], run.values[0]
+            check.that(history != "a number", "run returns a number. A tensor lets the caller go on without waiting for the GPU.")
             check.that(not history, "The loss that run returns has a history.")
             check.that(log[-1:] == ["finish"] and other[-1:] == ["finish"], "The step ends when everything has been sent: links.finish().")
             check.that(log == ["recv F from 0", "recv F from 0", "wait F from 0", "F0", "wait F from 0", "F1", "B0", "B1", "finish"],
@@ -1380,6 +1399,10 @@ with check.parts():
 # %% [raw] mutant="pipeline" hint="after it has sent or used it"
 # -                self.links.send(results.pop(action), peer, action[0])
 # +                self.links.send(results[action], peer, action[0])
+
+# %% [raw] mutant="pipeline" hint="run returns a number"
+# -            return weights[number] * y
+# +            return weights[number] * y.item()
 
 # %% [raw] mutant="pipeline" hint="The loss that run returns has a history"
 # -            return weights[number] * y
@@ -2027,20 +2050,23 @@ def exchanged(values):
 
 
 def two_kinds(hidden, gradient):
-    """Send hidden states, then a gradient, from rank 0 to rank 1, which takes the gradient first.
+    """Send hidden states, then a gradient, from stage 0, which is rank 2, to stage 1, which takes the gradient first.
 
-    Return what rank 1 has received.
+    Return what stage 1 has received, or "another rank" if the links ask for a rank outside of their groups.
     """
     from mytrainer.p2p import Links
 
-    links, rank = Links({"F": dist.new_group([0, 1]), "B": dist.new_group([0, 1, 2])}), dist.get_rank()
+    links, rank = Links({"F": dist.new_group([2, 3]), "B": dist.new_group([2, 3, 4])}), dist.get_rank()
     found = [torch.zeros(2), torch.zeros(2)]
-    if rank == 0:
-        links.send(torch.tensor(hidden), 1, "F")
-        links.send(torch.tensor(gradient), 1, "B")
-    elif rank == 1:
-        links.receive(found[1], 0, "B").wait()
-        links.receive(found[0], 0, "F").wait()
+    try:
+        if rank == 2:
+            links.send(torch.tensor(hidden), 1, "F")
+            links.send(torch.tensor(gradient), 1, "B")
+        elif rank == 3:
+            links.receive(found[1], 0, "B").wait()
+            links.receive(found[0], 0, "F").wait()
+    except ValueError:
+        return "another rank"
     links.finish()
     return [one.tolist() for one in found]
 
@@ -2130,11 +2156,13 @@ with check.parts():
                     expected=lambda ranks, values: values[::-1], rel=1e-5)
         ### END HIDDEN TESTS
     with check.part(1, "keeps hidden states and gradients apart"):
-        for run in check.ranks(two_kinds, ranks=3, cases=[{"hidden": [1.0, 2.0], "gradient": [3.0, 4.0]}], expected=None, hints={
+        for run in check.ranks(two_kinds, ranks=5, cases=[{"hidden": [1.0, 2.0], "gradient": [3.0, 4.0]}], expected=None, hints={
                 "The receiver takes the second tensor first, and never gets it: a send waited for an earlier one.": "deadlock"}):
-            check.that(run.values[1] == [[1.0, 2.0], [3.0, 4.0]], "A gradient that overtakes hidden states is confused with them.")
-            groups = [call.group for call in run.calls(0, "send")]
-            check.that(groups == [(0, 1), (0, 1, 2)], "Hidden states are sent in groups['F'], and gradients in groups['B']. NCCL keeps one "
+            check.that("another rank" not in run.values[2:4], "These stages 0 and 1 are ranks 2 and 3 of all ranks, and the links ask for "
+                       "others. A stage's number is its rank in the group.")
+            check.that(run.values[3] == [[1.0, 2.0], [3.0, 4.0]], "A gradient that overtakes hidden states is confused with them.")
+            groups = [call.group for call in run.calls(2, "send")]
+            check.that(groups == [(2, 3), (2, 3, 4)], "Hidden states are sent in groups['F'], and gradients in groups['B']. NCCL keeps one "
                        "order per process group, whatever the tags.")
     with check.part(2, "keeps a tensor until it is sent, and no longer"):
         for run in check.ranks(kept_tensors, ranks=2, cases=[{"count": 1000}], expected=None):
@@ -2181,6 +2209,12 @@ with check.parts():
 # %% [raw] mutant="p2p" hint="is confused with them"
 # -        self.groups, self.sent = groups, []
 # +        self.groups, self.sent = dict.fromkeys("FB", groups["F"]), []
+
+# %% [raw] mutant="p2p" hint="is its rank in the group"
+# -        self.sent.append((dist.isend(tensor, group_dst=stage, group=self.groups[kind]), tensor))
+# +        self.sent.append((dist.isend(tensor, dst=stage, group=self.groups[kind]), tensor))
+# -        return dist.irecv(tensor, group_src=stage, group=self.groups[kind])
+# +        return dist.irecv(tensor, src=stage, group=self.groups[kind])
 
 # %% [raw] mutant="p2p" hint="receive waits for its tensor before"
 # -        return dist.irecv(tensor, group_src=stage, group=self.groups[kind])
@@ -2291,13 +2325,15 @@ def tied_ends(values, grads, ends, copies):
     weight = torch.nn.Parameter(torch.tensor(values))
     if copies is not None:
         weight.copies = copies
-    tied = TiedEnds(weight, group)
-    weight.grad = torch.tensor(grads)
     try:
+        tied = TiedEnds(weight, group)
+        weight.grad = torch.tensor(grads)
         tied.finish()
     except (RuntimeError, ValueError) as error:
         if "with Gloo" in str(error):  # it has no averages
             return "a mean"
+        if "not part of group" in str(error):
+            return "another rank"
         raise
     return [weight.tolist(), weight.grad.tolist(), getattr(weight, "copies", 0)]
 
@@ -2327,6 +2363,8 @@ check.ranks(tied_ends, ranks=4, cases=CASES, expected=[[None, [[1.0, 2.0], [2.5,
         [None, [[1.0, 2.0], [2.5, 5.0], 2], None, [[1.0, 2.0], [2.5, 5.0], 2]]],
     "Both ends get the values of the first one, number 0 of the group.": [[None, [[3.0, 5.0], [2.5, 5.0], 2], None, [[3.0, 5.0], [2.5, 5.0], 2]],
         [None, [[3.0, 5.0], [2.5, 5.0], 4], None, [[3.0, 5.0], [2.5, 5.0], 4]]],
+    "Rank 0 of all ranks is not in the group of the two ends. Which of its ranks is the first stage?":
+        [[None, "another rank", None, "another rank"], [None, "another rank", None, "another rank"]],
     "An all-reduce that averages gives the mean of two gradients (and Gloo has none). What does autograd do with a matrix that is used twice?":
         [[None, "a mean", None, "a mean"], [None, "a mean", None, "a mean"]]})
 require_tied(check.ranks(tied_ends, ranks=4, cases=CASES, expected=None), [1, 3], 8)
@@ -2367,6 +2405,10 @@ require_tied(check.ranks(tied_ends, ranks=3, rel=1e-5, cases=check.draw(
 # %% [raw] mutant="tied" hint="number 0 of the group"
 # -        dist.broadcast(weight.data, group_src=0, group=group)
 # +        dist.broadcast(weight.data, group_src=1, group=group)
+
+# %% [raw] mutant="tied" hint="is not in the group of the two ends"
+# -        dist.broadcast(weight.data, group_src=0, group=group)
+# +        dist.broadcast(weight.data, src=0, group=group)
 
 # %% [raw] mutant="tied" hint="all-reduces the gradient of the matrix once"
 # -        dist.all_reduce(self.weight.grad, group=self.group)
@@ -2413,6 +2455,7 @@ check.function(
         "Not every stage is as slow as the slowest: the first micro-batch takes each stage's own time.": [60, 150, 392, 132],
         "The forward and the backward phase each have their own slowest stage.": [60, 150, 340, 114],
         "Of m micro-batches, how many follow the first?": [90, 180, 396, 162],
+        "The slowest stage sets the pace, and it need not be the last one.": [60, 150, 340, 108],
     })
 ### BEGIN HIDDEN TESTS
 import numpy as np
@@ -2445,6 +2488,10 @@ check.function(step_time, cases=cases, expected=lambda forward, backward, m: (
 # %% [raw] mutant="step-time" hint="Of m micro-batches, how"
 # -    return sum(forward) + (m - 1) * max(forward) + sum(backward) + (m - 1) * max(backward)
 # +    return sum(forward) + m * max(forward) + sum(backward) + m * max(backward)
+
+# %% [raw] mutant="step-time" hint="need not be the last one"
+# -    return sum(forward) + (m - 1) * max(forward) + sum(backward) + (m - 1) * max(backward)
+# +    return sum(forward) + (m - 1) * forward[-1] + sum(backward) + (m - 1) * backward[-1]
 
 # %% [markdown]
 # Now predict a run. The second of four stages has 6 layers, and the others have 4. A virtual H100 measures a forward

@@ -61,7 +61,8 @@ class Part(nn.Module):
     def forward(self, x: torch.Tensor | None, data: MicroBatch | None) -> torch.Tensor:
         """Return hidden states [b, h], or on the last part the mean squared error."""
         if self.is_first:
-            assert x is None, "the first stage receives no hidden states: its x is None"
+            assert x is None, ("the first part of the model got hidden states: does each pass run "
+                               "on its own chunk, and is x None on the first one?")
             x = data.x
         for weight in self.weights:
             x = F.linear(x, weight).tanh()

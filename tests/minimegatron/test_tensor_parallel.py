@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ from minimegatron.context import MicroBatch
 from minimegatron.dropout import Dropout
 from minimegatron.grid import Group
 from minimegatron.model.gpt import Stage
+from minimegatron.model.linear import DelayedWeightGrads, GradAccumulator
 from minimegatron.model.parameters import named_param_specs, partition_of
+from minimegatron.model.sequence_parallel import GatherFromSequenceParallelRegionLinear
 from minimegatron.model.tensor_parallel import (
     VocabParallelCrossEntropy,
     vocab_parallel_cross_entropy,
@@ -71,6 +74,21 @@ def test_loss_and_every_gradient_equal_the_whole_model_s(make_context, size, mod
         for name, (gradient, split) in gradients.items():
             whole = partition_of(expected[name][0], split, Group(tuple(range(size)), index, None))
             torch.testing.assert_close(gradient, whole, rtol=1e-4, atol=1e-7, msg=name)
+
+
+def test_a_delayed_weight_gradient_gathers_its_input_when_it_is_computed():
+    """With sequence parallelism, a rank keeps its own positions from B to W, not all of them."""
+    gathered, delayed = [], DelayedWeightGrads()
+    tp = SimpleNamespace(all_gather=lambda x: gathered.append(x) or torch.cat([x, x]),
+                         reduce_scatter=lambda x: x[:len(x) // 2])
+    accumulator = GradAccumulator(delayed, torch.zeros(4, 3), [], False)
+    y = GatherFromSequenceParallelRegionLinear.apply(
+        torch.ones(2, 1, 3, requires_grad=True), torch.ones(4, 3), None, accumulator, tp)
+    with delayed.delay("W"):
+        y.sum().backward()
+    assert len(gathered) == 1  # in the forward pass
+    delayed.compute("W")
+    assert len(gathered) == 2 and (accumulator.main_grad == 4).all()
 
 
 def test_weights_are_slices_of_the_whole_model_s(make_context):

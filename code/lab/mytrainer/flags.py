@@ -110,6 +110,9 @@ class LoopConfig(Config):
     async_tensor_model_parallel_allreduce: bool = flag(
         False, "overlap the backward pass's all-reduces with the weight gradients, with "
         "mytrainer/tp_overlap.py", affects=PASSES)
+    delay_wgrad_compute: bool = flag(
+        False, "with --sequence-parallel and a schedule that has W: leave the weight gradients of "
+        "column-parallel layers to W, with mytrainer/deferred_wgrad.py", affects=PASSES)
 
     @property
     def has_own_model(self) -> bool:
@@ -304,7 +307,7 @@ def _check_own_model(config: LoopConfig) -> None:
     """Raise UserError unless your llama.py can do what the flags ask for."""
     size = config.tensor_model_parallel_size
     if not config.has_own_model:
-        for name in ("own_init", "async_tensor_model_parallel_allreduce"):
+        for name in ("own_init", "async_tensor_model_parallel_allreduce", "delay_wgrad_compute"):
             if getattr(config, name):
                 raise UserError(f"{_shown(config, name)} belongs to your own model; nearest: "
                                 f"--own-model {_shown(config, name)}")
@@ -328,6 +331,10 @@ def _check_own_model(config: LoopConfig) -> None:
             "--data-parallel-sharding-strategy optim leaves them on every rank until then")
     if config.sequence_parallel:
         refused["async_tensor_model_parallel_allreduce"] = "no layer all-reduces its input"
+    if not (config.has_pipeline and config.sequence_parallel):
+        refused["delay_wgrad_compute"] = (
+            "without --sequence-parallel, your SplitStage leaves all weight gradients to W"
+            if config.has_pipeline else "without stages, no schedule has a W")
     if config.recompute_method == "uniform" and config.recompute_num_layers > 1:
         refused["recompute_num_layers"] = "your own layers are recomputed one by one"
     for name, problem in refused.items():

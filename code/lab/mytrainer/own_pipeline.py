@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -67,8 +68,7 @@ class OwnPipeline(OwnLlama):
         with default_group(world):
             self.tied = self._tie(grid)
         schedule = schedule_of(config)
-        make = (pieces.load("split_backward").SplitStage if splits_backward(schedule) else
-                pieces.load("stage").Stage)
+        make = self._stage_class(schedule)
         p2p, executor = pieces.load("p2p"), pieces.load("pipeline")
         links = executor.BlockingLinks(grid.links["F"]) if p2p is None else p2p.Links(grid.links)
         self.pipeline = executor.Pipeline(
@@ -136,6 +136,23 @@ class OwnPipeline(OwnLlama):
         is_first = grid.pp.index == 0
         weight = self.llama[0].embedding.weight if is_first else self.llama[-1].head.weight
         return pieces.load("tied").TiedEnds(weight, grid.ends)
+
+    def _stage_class(self, schedule: Schedule) -> type:
+        """Return your class for stages that run a schedule.
+
+        With --delay-wgrad-compute, column-parallel layers leave their weight gradients to it.
+        """
+        delays = self.ctx.config.delay_wgrad_compute
+        if not splits_backward(schedule):
+            if delays:
+                raise UserError(f"--delay-wgrad-compute: --schedule {self.ctx.config.schedule} has "
+                                "no W; nearest: --schedule zb-h1")
+            return pieces.load("stage").Stage
+        if not delays:
+            return pieces.load("split_backward").SplitStage
+        deferring = pieces.load("deferred_wgrad")
+        self.region.columns = partial(deferring.deferred_columns, self.region)
+        return deferring.DeferringStage
 
     def _run_chunk(self, number: int) -> Callable:
         """Return what the executor calls for a chunk, given hidden states and a micro-batch."""

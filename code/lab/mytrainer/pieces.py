@@ -128,6 +128,8 @@ PIECES = {piece.name: piece for piece in (
     Piece("zero_bubble", "lab 12", ("zb_h1",), "ZB-H1"),
     Piece("zero_bubble_2", "lab 12", ("zb_h2",), "ZB-H2"),
     Piece("split_backward", "lab 12", ("SplitStage",), "weight gradients later"),
+    Piece("deferred_wgrad", "lab 12", ("DeferringStage", "deferred_columns"), "W of shared layers",
+          ("delay_wgrad_compute",)),
     Piece("delayed", "lab 13", ("DelayedScale",), "delayed scaling"),
     Piece("amaxes", "lab 13", ("share_amaxes",), "amaxes of all ranks"),
     Piece("fp8", "lab 13", ("Linear",), "FP8 linear layers", ("fp8_format",)),

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 
-from lab.mytrainer import pieces
+from lab.mytrainer import pieces, tensor_check
 from lab.mytrainer.single_process import RANKS, Wrong, short
 from lab.mytrainer.tensor_check import SHAPE, compare
 from labcore.errors import LabError
@@ -290,6 +291,30 @@ def test_zero_bubble_2(module: ModuleType) -> None:
 def test_split_backward(module: ModuleType) -> None:
     """Run a schedule with weight gradients of their own on two stages."""
     run(built_in("zb-h1"), blocking, make_stage=module.SplitStage)
+
+
+def test_deferred_wgrad(module: ModuleType) -> None:
+    """Run two micro-batches through a layer that the ranks share, each with half of the positions.
+    """
+    region, rank = tensor_check.shared(pieces.load("tensor_parallel").Region)[0], dist.get_rank()
+    layer = pieces.load("tensor_parallel").ColumnParallelLinear(WIDTH, 2 * RANKS, region)
+    generator = torch.Generator().manual_seed(1)
+    full = torch.randn(2 * RANKS, WIDTH, generator=generator).requires_grad_()
+    inputs = [torch.randn(2 * RANKS, 3, WIDTH, generator=generator) for _ in range(2)]
+    with torch.no_grad():
+        layer.weight.copy_(full[layer.weight.part])
+    stage = module.DeferringStage(lambda x, data: module.deferred_columns(region, x, layer)[0])
+    for key, whole in enumerate(inputs):
+        y = stage.forward(key, whole.chunk(RANKS)[rank], None)
+        right = F.linear(whole.requires_grad_(), full)
+        compare("an output of deferred_columns", y, right[..., layer.weight.part[0]].detach())
+        grad = torch.randn(right.shape, generator=generator)
+        right.backward(grad)
+        back = stage.backward(key, grad[..., layer.weight.part[0]])
+        compare("the gradient of an input", back, whole.grad.chunk(RANKS)[rank])
+    for key in (1, 0):
+        stage.weight(key)
+    compare("the gradient of a weight after W", layer.weight.grad, full.grad[layer.weight.part])
 
 
 def rate(name: str, value: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:

@@ -366,7 +366,7 @@ TESTS = {"collectives": single_process.test_collectives, "ddp": single_process.t
              "stage", "micro_batches", "gpipe", "llama_stage", "pipeline", "program", "p2p",
              "tied", "one_f_one_b", "interleaved", "grid", "split", "break_even",
              "pipeline_memory", "weight_stash", "synced_stash", "stash_recompute", "zero_bubble",
-             "zero_bubble_2", "split_backward")},
+             "zero_bubble_2", "split_backward", "deferred_wgrad")},
          "delayed": test_delayed,
          "amaxes": test_amaxes, "fp8": test_fp8, "blocks": test_blocks, "mx": test_mx,
          "new/train": single_process.test_new_train, "new/ddp": single_process.test_new_ddp}

@@ -88,7 +88,7 @@ class GradAccumulator:
 
     def add_product(self, grad_output: torch.Tensor, inputs: torch.Tensor) -> None:
         """Add grad_output [n, out]^T @ inputs [n, in], a linear layer's weight gradient."""
-        self.add_later(lambda: self._add_product(grad_output, inputs))
+        self.add_later(lambda: self.add_product_now(grad_output, inputs))
 
     def add_later(self, add: Callable[[], None]) -> None:
         """Call `add` at once, or later if weight gradients are being delayed."""
@@ -110,7 +110,8 @@ class GradAccumulator:
             self.add(parameter.grad)
             parameter.grad = None
 
-    def _add_product(self, grad_output: torch.Tensor, inputs: torch.Tensor) -> None:
+    def add_product_now(self, grad_output: torch.Tensor, inputs: torch.Tensor) -> None:
+        """Do what add_product does, even if weight gradients are being delayed."""
         if self.main_grad.dtype != inputs.dtype or to_compute_dtype(inputs) is not inputs:
             self.add(matmul(grad_output.t(), inputs))
             return

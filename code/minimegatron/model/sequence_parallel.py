@@ -48,8 +48,9 @@ class GatherFromSequenceParallelRegionLinear(torch.autograd.Function):
     """g and the linear layer after it: y_i = all-gather(x) W_i^T + b_i.
 
     g all-gathers in the forward pass and reduce-scatters in the backward pass. Only this rank's
-    part of x is saved; the backward pass gathers it again, which costs one more all-gather and
-    saves (t-1)/t of the memory.
+    part of x is saved; the weight's gradient gathers it again, which costs one more all-gather and
+    saves (t-1)/t of the memory. Where a zero-bubble schedule delays that gradient, the all-gather
+    waits, too, so no rank keeps the whole x from B to W.
     """
 
     @staticmethod
@@ -61,10 +62,10 @@ class GatherFromSequenceParallelRegionLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         (x,), x_grad = ctx.saved_tensors, None
-        flat = grad.reshape(-1, grad.shape[-1])
-        if ctx.accumulator is not None:
-            x = ctx.tp.all_gather(x)
-            ctx.accumulator.add_product(flat, x.reshape(-1, x.shape[-1]))
+        flat, tp, accumulator = grad.reshape(-1, grad.shape[-1]), ctx.tp, ctx.accumulator
+        if accumulator is not None:
+            accumulator.add_later(lambda: accumulator.add_product_now(
+                flat, tp.all_gather(x).reshape(-1, x.shape[-1])))
         if ctx.needs_input_grad[0]:
             x_grad = ctx.tp.reduce_scatter(matmul(grad, ctx.weight))
         bias_grad = flat.sum(0) if ctx.needs_input_grad[2] else None

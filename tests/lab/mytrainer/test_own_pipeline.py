@@ -40,11 +40,12 @@ STRESS = pytest.mark.stress
 
 
 @pytest.mark.parametrize(("model", "flags", "ranks", "rel"), [
-    (LLAMA, PP2 + TP2 + "--schedule gpipe --sequence-parallel", 4, 1e-5),
-    (TIED, PP2 + "--schedule 1f1b", 4, 1e-5), (LLAMA, PP2 + "--schedule zb-h1", 4, 1e-5),
+    (LLAMA, PP2 + TP2 + "--schedule zb-h1 --sequence-parallel --delay-wgrad-compute", 4, 1e-5),
+    (TIED, PP2 + "--schedule 1f1b", 4, 1e-5),
     (LLAMA, PP2 + "--num-layers-per-virtual-pipeline-stage 1", 4, 1e-5),
     *(pytest.param(*one, marks=STRESS) for one in (
-        (LLAMA, PP4 + "--schedule gpipe", 4, 1e-5),
+        (LLAMA, PP4 + "--schedule gpipe", 4, 1e-5), (LLAMA, PP2 + "--schedule zb-h1", 4, 1e-5),
+        (LLAMA, PP2 + TP2 + "--schedule gpipe --sequence-parallel", 4, 1e-5),
         (LLAMA, PP2 + TP2 + "--schedule zb-h1 --sequence-parallel", 4, 1e-5),
         (LLAMA, PP4 + "--schedule zb-h2", 4, 1e-5),
         (TIED, PP4 + "--schedule 1f1b", 4, 1e-5),
@@ -57,8 +58,8 @@ STRESS = pytest.mark.stress
 def test_losses_and_gradient_norms_are_the_trainers(
         my_trainer, student, dataset, right, model, flags, ranks, rel):
     student.solve(*FILES, "p2p", "tied", "gpipe", "one_f_one_b", "interleaved", "grid",
-                  "split_backward", "zero_bubble", "zero_bubble_2", "ddp", "checkpointing",
-                  "states", "precision", "shards", "zero", "clipping")
+                  "split_backward", "deferred_wgrad", "zero_bubble", "zero_bubble_2", "ddp",
+                  "checkpointing", "states", "precision", "shards", "zero", "clipping")
     run = my_trainer(f"{DEEP}{STEPS}{model}{GROUPS}--micro-batch-size 2 {dataset.flags} {flags}",
                      ranks)
     assert run.column("lm loss") == pytest.approx(right[model][0], rel=rel)
@@ -152,6 +153,9 @@ REFUSED = [
      "--pipeline-model-parallel-size 2: unequal shares need ranks that each have a whole replica"),
     (LLAMA + "--hidden-dropout 0.1 --recompute-granularity full --recompute-method uniform",
      "with --hidden-dropout 0.1, a recomputed layer would have the masks of another micro-batch"),
+    (LLAMA + "--schedule zb-h1 --delay-wgrad-compute", "--delay-wgrad-compute with "
+     "--pipeline-model-parallel-size 2: without --sequence-parallel, your SplitStage leaves all "
+     "weight gradients to W; nearest: leave out --delay-wgrad-compute"),
     (LLAMA + "--balance 3-2", "--balance 3-2 adds up to 5 layers"),
     ("--swiglu --group-query-attention", "--pipeline-model-parallel-size 2 trains "
      "mytrainer/llama.py, which is a Llama; add --normalization RMSNorm --position-embedding-type "

@@ -324,3 +324,69 @@ def advance(case, slope, wait):
             following.append(busy[s])
         now = min(following)
     return max(busy), [" ".join(row) for row in rows]
+
+
+# %% answer="deferred-wgrad" style="closures in a list that only exists during B, the older name of the all-gather, and one GEMM"
+%%writefile mytrainer/deferred_wgrad.py
+import torch
+import torch.distributed as dist
+
+from mytrainer.split_backward import SplitStage
+
+now = []
+
+
+class Columns(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, region, layers, x):
+        ctx.region, ctx.layers = region, layers
+        ctx.save_for_backward(x)
+        joined = everything(region, x) @ torch.cat([one.weight for one in layers]).T
+        return joined.split([len(one.weight) for one in layers], -1)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        (x,) = ctx.saved_tensors
+        region, layers, x = ctx.region, ctx.layers, x.detach()
+        grad = torch.cat(grads, -1)
+        total = grad @ torch.cat([one.weight for one in layers])
+        dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        dist.reduce_scatter_tensor(dx, total.contiguous(), group=region.group)
+
+        def job():
+            flat = everything(region, x).reshape(-1, x.shape[-1])
+            found = grad.reshape(-1, grad.shape[-1]).T @ flat
+            for one, part in zip(layers, found.split([len(one.weight) for one in layers])):
+                one.weight.backward(part)
+
+        now[-1].append(job)
+        return None, None, dx
+
+
+def everything(region, x):
+    whole = torch.empty((region.size * x.size(0), *x.shape[1:]), dtype=x.dtype, device=x.device)
+    dist.all_gather_into_tensor(whole, x.contiguous(), group=region.group)
+    return whole
+
+
+def deferred_columns(region, x, *layers):
+    return list(Columns.apply(region, layers, x))
+
+
+class DeferringStage(SplitStage):
+    def __init__(self, module):
+        super().__init__(module)
+        self.jobs = {}
+
+    def backward(self, key, grad):
+        self.jobs[key] = []
+        now.append(self.jobs[key])
+        result = super().backward(key, grad)
+        now.pop()
+        return result
+
+    def weight(self, key):
+        with torch.no_grad():
+            for job in self.jobs.pop(key):
+                job()
+        super().weight(key)

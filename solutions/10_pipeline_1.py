@@ -455,7 +455,7 @@ check.function(
             [[1 / 3, 1 / 3, 1 / 3], [1.0], [1 / 3, 1 / 3, 1 / 3]],
         "That is the sum over the micro-batches, but the loss of the mini-batch is a mean.":
             [[1.0, 1.0, 1.0], [1.0], [1.0, 1.0, 1.0]],
-        "Whole numbers: what does `//` do with the rest?": [[0, 0, 0], [1], [0, 0, 0]],
+        "All weights are whole numbers. Where does your division lose its fraction?": [[0, 0, 0], [1], [0, 0, 0]],
         "The last stage has already divided by the micro-batch's own tokens.": [[0.25, 0.25, 0.25], [0.2], [1 / 12, 1 / 12, 1 / 12]],
     })
 ### BEGIN HIDDEN TESTS
@@ -471,7 +471,7 @@ check.function(written_loss_weights, cases=check.draw(12, tokens=lambda dice: [d
 # -    return [count / sum(tokens) for count in tokens]
 # +    return [1.0 for count in tokens]
 
-# %% [raw] mutant="loss-weights" hint="with the rest"
+# %% [raw] mutant="loss-weights" hint="lose its fraction"
 # -    return [count / sum(tokens) for count in tokens]
 # +    return [count // sum(tokens) for count in tokens]
 
@@ -1201,7 +1201,7 @@ def pipeline_log(program, sizes, layers, width=3):
     """Run this rank's program with links that receive when they are waited for.
 
     Return the passes, receives, waits, and the end of the step, in their order; and whether the loss has a history, or
-    "a number" if it is no tensor.
+    "a number" if it is not a tensor.
     """
     from lablib import pipeline_parts, simple_program
 

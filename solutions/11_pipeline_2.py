@@ -1308,7 +1308,7 @@ with check.parts():
             hints={
                 "A pass of one of several chunks takes a part of its time only.":
                     [21.0, 22.5, 35.0, 53.0, 14.0, 33.0],
-                "Forward and backward passes have each other's time.":
+                "The times of forward and backward passes are swapped.":
                     [21.0, 22.5, 17.5, 35.5, 7.0, 36.0],
                 "A result that stays on the same stage does not cross the network.":
                     [21.0, 22.5, 17.5, 35.5, 13.0, 33.0],
@@ -1355,7 +1355,7 @@ with check.parts():
 # -    times = {"F": forward / chunks, "B": backward / chunks}
 # +    times = {"F": forward, "B": backward}
 
-# %% [raw] mutant="break-even" hint="have each other's time"
+# %% [raw] mutant="break-even" hint="passes are swapped"
 # -    times = {"F": forward / chunks, "B": backward / chunks}
 # +    times = {"F": backward / chunks, "B": forward / chunks}
 

@@ -1388,7 +1388,8 @@ check.compare("W relative to F (modeled)", guess_times[1], (both - inputs) / for
 # make_stage=SplitStage)` executes schedules with W. Modules stay as they are. They call `torch.nn.functional.linear`,
 # as your layers of lab 09 do in a plain `Region`, and the given `linear_replaced` replaces this function within a
 # `with` block. A region with a backward pass of its own, such as your `SequenceRegion` or `OverlapRegion`, computes the
-# weight gradients of its column-parallel layers there, so for now, they stay in B.
+# weight gradients of its column-parallel layers there, so they stay in B. Exercise 8 changes that for the
+# `SequenceRegion`.
 #
 # - `forward` and `backward` do what those of `Stage` do, except that `backward` computes no gradient of a matrix or
 #   bias that a linear layer uses. Instead, it queues what W will need. All other parameters, such as embeddings and the
@@ -2328,10 +2329,10 @@ with check.parts():
 # ## Your trainer on a thousand GPUs
 #
 # `--schedule zb-h1` makes your trainer use what you wrote for zero bubble, with your executor of lab 10, the process
-# groups of lab 11, and the layers of lab 09. (If you skipped a lab, the next cell installs the course's files.) It will
-# run on 1,024 virtual H100s: 32 replicas of a Llama of 16 layers, with the shape of Llama 3 8B, in four stages of eight
-# GPUs. One rank of each stage stands for the others. For what share of the step will a GPU be idle? You know the bubble
-# of ZB-H1 for 4 stages and 8 micro-batches. Set `guess_thousand`, from 0 to 1:
+# groups of lab 11, and the layers of lab 09. (If you skipped a lab, the cell below your guess installs the course's
+# files.) It will run on 1,024 virtual H100s: 32 replicas of a Llama of 16 layers, with the shape of Llama 3 8B, in four
+# stages of eight GPUs. One rank of each stage stands for the others. For what share of the step will a GPU be idle? You
+# know the bubble of ZB-H1 for 4 stages and 8 micro-batches. Set `guess_thousand`, from 0 to 1:
 
 # %% answer="guess-thousand"
 ### BEGIN SOLUTION
@@ -2388,8 +2389,8 @@ plots.pipeline("megatron/timeline/thousand", "Your Llama on 1,024 modeled H100s:
 # - The check calls `deferred_columns` with a region of its own, which has a `group`, a `rank`, and a `size`, and with
 #   layers that have a `weight` and no bias. All weights require gradients.
 #
-# Values are checked on four CPU ranks, two of which share the layers. The check also runs a step of two stages on 16
-# virtual H100s, where it allows 150 ms and 2.9 GiB.
+# Values are checked on four CPU ranks. Each pair of neighbors shares a stage. The check also runs a step of two stages
+# on 16 virtual H100s, where it allows 150 ms and 2.9 GiB.
 
 # %% answer="deferred-wgrad"
 %%writefile mytrainer/deferred_wgrad.py
@@ -2526,9 +2527,10 @@ def require_work_in_w(run, actions, length, samples, size, recompute, **seeds):
     """Require of each pass what it gathers, and how many FLOPs it takes."""
     share = 4 * zero_bubble.HIDDEN * length * samples // size  # bytes of this rank's positions
     for rank in range(len(run.values)):
-        gathered, done, passes = 0, 0.0, iter(actions.split())
+        gathered, reduced, done, passes = 0, 0, 0.0, iter(actions.split())
         for call in run.calls(rank):
             gathered += call.bytes * (call.op == "all_gather")
+            reduced += call.bytes * {"reduce_scatter": 1, "all_reduce": 2}.get(call.op, 0)
             if call.op != "barrier":
                 continue
             action, flops = next(passes), call.started - done
@@ -2544,7 +2546,9 @@ def require_work_in_w(run, actions, length, samples, size, recompute, **seeds):
                        "memory since an earlier pass.")
             check.that(action[0] != "B" or flops <= 1.01 * forward * (1 + again), f"{action} does {flops / forward:.0%} of the FLOPs of a "
                        f"forward pass{', which it repeats' * again}. Which GEMMs could come later?")
-            gathered, done = 0, call.started
+            check.that(reduced <= 2 * size * share * (action[0] == "B"), f"{action} sends more than one reduce-scatter per call of "
+                       f"deferred_columns on rank {rank}. What can be added before it is sent?")
+            gathered, reduced, done = 0, 0, call.started
 
 # %% check="deferred-wgrad" points=5
 with check.parts():
@@ -2635,6 +2639,18 @@ with check.parts():
 # -                whole = gather(x, region).flatten(0, -2)
 # +            for whole, layers, grads in self.deferred.pop(key):
 # +                whole = whole.flatten(0, -2)
+
+# %% [raw] mutant="deferred-wgrad" hint="What can be added before"
+# -        whole = sum(grad @ layer.weight for grad, layer in zip(grads, ctx.layers, strict=True))
+# -        part = torch.empty_like(x)
+# -        dist.reduce_scatter_single(part, whole, group=region.group)
+# -        return part, None, None
+# +        total = torch.zeros_like(x)
+# +        for grad, layer in zip(grads, ctx.layers, strict=True):
+# +            part = torch.empty_like(x)
+# +            dist.reduce_scatter_single(part, grad @ layer.weight, group=region.group)
+# +            total += part
+# +        return total, None, None
 
 # %% [raw] mutant="deferred-wgrad" hint="whose W has not run"
 # -        DeferringStage.running.append((region, x.detach(), ctx.layers, grads))
@@ -2758,7 +2774,7 @@ assert losses < 1e-4, "One of your files trains differently from the reference. 
 assert norms < 1e-2, "The losses agree, and the gradient norms do not. Which gradients does your queue still hold?"
 
 # %% [markdown]
-# On the 1,024 GPUs, what will be left of the bubble? Set `guess_deferred`, from 0 to 1:
+# For what share of the step will one of the 1,024 GPUs be idle now? Set `guess_deferred`, from 0 to 1:
 
 # %% answer="guess-deferred"
 ### BEGIN SOLUTION

@@ -333,7 +333,7 @@ def _check_own_model(config: LoopConfig) -> None:
         refused["async_tensor_model_parallel_allreduce"] = "no layer all-reduces its input"
     if not (config.has_pipeline and config.sequence_parallel):
         refused["delay_wgrad_compute"] = (
-            "without --sequence-parallel, your SplitStage leaves all weight gradients to W"
+            "it postpones those of your SequenceRegion, which --sequence-parallel uses"
             if config.has_pipeline else "without stages, no schedule has a W")
     if config.recompute_method == "uniform" and config.recompute_num_layers > 1:
         refused["recompute_num_layers"] = "your own layers are recomputed one by one"

@@ -62,6 +62,7 @@ class GatherFromSequenceParallelRegionLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         (x,), x_grad = ctx.saved_tensors, None
+        x = x.detach()  # without the history that led to it
         flat, tp, accumulator = grad.reshape(-1, grad.shape[-1]), ctx.tp, ctx.accumulator
         if accumulator is not None:
             accumulator.add_later(lambda: accumulator.add_product_now(

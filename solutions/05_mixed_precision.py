@@ -122,8 +122,8 @@ print(f"\nin fp16: {one.half().tolist()}\nin bf16: {one.bfloat16().tolist()}")
 #
 # **Mixed precision** ([Micikevicius et al., 2018](https://arxiv.org/abs/1710.03740)) keeps 16 bits for what is large
 # and computed often, and 32 bits for what is added up: master weights and Adam's state in fp32, and, for fp16, a loss
-# that is scaled so that gradients do not underflow. The V100 multiplies fp16 matrices on its **Tensor Cores**; the
-# A100 and the H100 bf16 ones, too, just as fast.
+# that is scaled so that gradients do not underflow. The V100's **Tensor Cores** multiply fp16 matrices. Those
+# of the A100 and the H100 also multiply bf16 matrices, just as fast.
 
 # %% [markdown]
 # ## The range of real gradients
@@ -150,7 +150,7 @@ def log2_histogram(tensor, lowest=-40, highest=16):
     """Count the elements of a tensor by their exponents.
 
     Args:
-        tensor: of any shape and any floating-point dtype, in any state of autograd.
+        tensor: fp16, bf16, or fp32, of any shape; it may require a gradient.
         lowest: exponent of the first bin, which also counts all smaller elements except zeros.
         highest: exponent of the last bin, which also counts all larger elements and infinities.
 
@@ -310,7 +310,7 @@ half.draw_histograms({name: histogram.log2_histogram(gradient, -40, 0)[1].tolist
 # %% [markdown]
 # It is mostly the logits' gradients that are lost, and hardly those of the layers. The gradient of a layer's output
 # contains the term of its token's label, which is about 4,096 times as large as the other words', and the final layer norm
-# multiplies it, because it divides hidden states with a small standard deviation. A weight's gradient adds up 512 tokens. But all of them are computed from the logits' gradients: a backward pass in fp16 would start with
+# enlarges it, because it divides the hidden states by their standard deviation, which is small. A weight's gradient adds up 512 tokens. But all of them are computed from the logits' gradients: a backward pass in fp16 would start with
 # almost nothing but the labels' own terms. With a single micro-batch, or a loss that is
 # multiplied by 64 or more, they survive, though as **subnormals**, with only a few significant bits. And there is plenty
 # of headroom on the right. How much a loss can be multiplied depends
@@ -789,7 +789,7 @@ for ranks in (1, 2, 4):
 # | `--min-loss-scale 1` | The scale never falls below this value. |
 #
 # When is a scaler as tolerant again as it was at the start? Two traces of Megatron-LM's rules answer that. `x` is a step
-# that overflows, `.` a good one, and below it stands the scale after it.
+# that overflows, `.` is a good one, and the number below a step is the scale after it.
 #
 # ```
 # window 4, hysteresis 2, initial scale 64:    x   .   x   .   .   .   .   x   x
@@ -1720,7 +1720,8 @@ with check.parts():
 # %% [markdown]
 # Compare your lists with [PyTorch's](https://docs.pytorch.org/docs/stable/amp.html#cuda-op-specific-behavior). It also
 # casts layer norms and losses to fp32, whose kernels add up in fp32 anyway, so that what they return is more precise. In
-# bf16, nothing on your second list overflows. PyTorch runs it in fp32 all the same, for its precision.
+# bf16, an operation on your second list overflows only where it would in fp32, too. PyTorch runs it in fp32 all the same,
+# for its precision.
 #
 # Your trainer can use either recipe. `--autocast` is a flag of `my_trainer.py` alone: the parameters are in fp32, so
 # they are their own master weights, and the forward pass runs in your `Autocast`. Train in fp16 with it for 20 steps. At
@@ -1942,7 +1943,7 @@ check.compare("times as fast (virtual V100)", guess_speedup, precisions[0].milli
 
 # %% [markdown]
 # `activ.` shrinks by less than half: dropout masks still take one byte per element, and the loss is computed in fp32.
-# (`all` is the larger of two moments, the end of the forward pass and the step, plus CUDA's context.) The second table
+# (`all` is the larger of two peaks, at the end of the forward pass and in the optimizer step, plus CUDA's context.) The second table
 # is an H100's. In bf16, `pretrain_gpt.py` accumulates gradients in fp32, so `states` takes 18 bytes per parameter, and the
 # step needs no copy. If somebody turns
 # fp16 on, notices the free memory, doubles the micro-batch, and only then reads the peak, fp16 seems to cost memory.
@@ -2028,7 +2029,7 @@ kernels.plot(single, half_precision, *newer)
 # reads and writes fp32 states, and casts between fp16 and fp32 are new, so together they became only 1.5 times as fast. Even
 # with infinitely fast GEMMs, the step could not be faster than the last line says. The H100 shows the same more clearly. In bf16, its GEMMs shrink more than
 # anything else does, so Tensor Cores are in use for a *smaller* share of the time than on the V100, although they are far
-# faster. A low share is no reproach to the GEMMs: it says where to look next, at the kernels that only move memory.
+# faster. A low share does not mean that the GEMMs are slow. It tells you where to look next: at the kernels that only move memory.
 #
 # The profiler's pages show the same. Open the link, and choose `precision/run_fp16` under *Runs*. *GPU Summary* ends
 # with *Kernel Time using Tensor Cores*, and *GPU Kernel* under *Views* says for every kernel whether it used them. *GPU

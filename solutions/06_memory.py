@@ -124,7 +124,7 @@ memory_movie.show()
 # %% [markdown]
 # ### The classic job in fp16
 #
-# In fp32 and with 2 samples per micro-batch, the classic job needs 10.9 GB in the model; the classic course's handout
+# In fp32 and with 2 samples per micro-batch, the classic job needs 10.9 GB (modeled); the classic course's handout
 # of 2021 reports 10 GB. Its next step is fp16, for which the handout reports 12 GB. How can fp16 need more? Predict what
 # each of these settings takes:
 
@@ -183,7 +183,7 @@ print("published (handout of the classic course, 2021): 315 ms, 12 GB; its micro
 
 # %% [markdown]
 # (The log counts MB of 1,048,576 bytes.) In fp32, the handout's step takes 537 ms. We take its 315 ms and its 12 GB for
-# figures of this run. Then the model's memory is 5% too large, and its time a sixth too short.
+# figures of this run. Then the modeled memory is 5% too large, and the modeled time a sixth too short.
 
 # %% [markdown]
 # ## What autograd saves
@@ -907,7 +907,7 @@ class Checkpoint(torch.autograd.Function):
     @staticmethod
     def forward(ctx, function, _trigger, *arguments):
         tensors = [one for one in arguments if isinstance(one, torch.Tensor)]
-        ctx.function, ctx.states = function, States(tensors[0].device.type if tensors else "cpu")
+        ctx.function, ctx.states = function, States("cuda" if any(one.is_cuda for one in tensors) else "cpu")
         ctx.others = [None if isinstance(one, torch.Tensor) else (one,) for one in arguments]
         ctx.save_for_backward(*tensors)
         return function(*arguments)
@@ -995,6 +995,23 @@ def masked_twice(seed, x, under_autocast):
     return [dtypes] if under_autocast else [y.tolist(), x.grad.tolist(), torch.rand(1).item()]
 
 
+def masked_on_gpu():
+    """Run dropout after dropout on a GPU, each in a checkpoint; raise an error if the second pass draws other masks."""
+    from mytrainer.checkpointing import checkpoint
+
+    states = []
+
+    def function(scale, x):
+        states.append(torch.cuda.get_rng_state().tolist())
+        return torch.nn.functional.dropout(scale * x, 0.5)
+
+    x, scale = torch.ones(8, device="cuda", requires_grad=True), torch.tensor(1.0)  # the first tensor is on the CPU
+    checkpoint(function, scale, checkpoint(function, scale, 1 * x)).sum().backward()
+    if sorted(states[:2]) != sorted(states[2:]):
+        raise RuntimeError("On a GPU, the second pass draws another dropout mask. Any argument may be on the GPU: whose "
+                           "generator does your States remember?")
+
+
 def nested(x, depth):
     """Return the gradients of x and of a parameter through nested checkpoints."""
     from mytrainer.checkpointing import checkpoint
@@ -1076,6 +1093,7 @@ with check.parts():
                               [[[0.0, 128.0, 648.0, 0.0], [0.0, 256.0, 864.0, 0.0], 0.5724719762802124]]],
                     hints={"The second forward pass runs in another dtype than the first one.":
                                [[[["bfloat16", "bfloat16", "float32", "float32"]]], []]})
+        check.gpus(masked_on_gpu, {}, "h100:1")
         ### BEGIN HIDDEN TESTS
         import torch
 
@@ -1136,6 +1154,14 @@ with check.parts():
 # %% [raw] mutant="checkpointing" hint="in another dtype"
 # -        with torch.enable_grad(), ctx.states.replay():
 # +        with torch.enable_grad():
+
+# %% [raw] mutant="checkpointing" hint="another dropout mask"
+# -        ctx.function, ctx.states = function, States("cuda" if any(one.is_cuda for one in tensors) else "cpu")
+# +        ctx.function, ctx.states = function, States("cpu")
+
+# %% [raw] mutant="checkpointing" hint="whose generator"
+# -        ctx.function, ctx.states = function, States("cuda" if any(one.is_cuda for one in tensors) else "cpu")
+# +        ctx.function, ctx.states = function, States(tensors[0].device.type if tensors else "cpu")
 
 # %% [raw] mutant="checkpointing" hint="never calls your backward"
 # -    return Checkpoint.apply(function, torch.empty(0, requires_grad=True), *arguments)
@@ -1257,8 +1283,8 @@ for name, guess in guess_longer.items():
 
 # %% [markdown]
 # A forward pass is a third of a step's FLOPs, because the backward pass computes two matrix products for each one of
-# the forward pass. The vocabulary's projection, the loss, and the optimizer are not recomputed, so it is less than a third
-# of the step. Selective recomputation takes more than its few percent of the FLOPs, because softmax and the scores' kernels
+# the forward pass. The vocabulary's projection, the loss, and the optimizer are not recomputed, so recomputation adds
+# less than a third to the step. Selective recomputation takes more than its few percent of the FLOPs, because softmax and the scores' kernels
 # are memory-bound.
 
 # %% [markdown]
@@ -1277,13 +1303,13 @@ for job in (fp16_job, checkpointing_job):
 print("published (handout of the classic course, 2021): 12 GB, then 3 GB; their micro-batch size is inferred")
 
 # %% [markdown]
-# The model is 11% above the published 3 GB.
+# The modeled peak is 11% above the published 3 GB.
 
 # %% [markdown]
 # ## Humps: gradient accumulation
 #
 # A rank can process several micro-batches per step and add up their gradients, as your `train.py` does. It needs the
-# activations of *one* micro-batch. Each hump of the movie is one. But look closely. Are all humps the same height? In the
+# activations of only *one* micro-batch at a time. Each hump of the movie is one micro-batch. But look closely. Are all humps the same height? In the
 # first forward pass, the gradients of this step do not exist yet. How many more bytes per parameter does a later hump need,
 # in fp32, if gradients are freed at the end of each step?
 
@@ -1393,7 +1419,9 @@ for job in (fp16_job, checkpointing_job, accumulation_job):
 
 
 def place(times, saved, inputs, budget, selective=None):
-    """Return what to recompute, in order: groups of layers (start, stop), and numbers of layers, whose core alone is.
+    """Return what to recompute, in order.
+
+    A pair (start, stop) is a group of layers, and a number is a layer of which the core alone is recomputed.
 
     Args:
         times: forward time of each layer.
@@ -1938,8 +1966,8 @@ with check.parts():
             (run,) = check.ranks(attended, ranks=1, cases=[case], expected=None)
             right = dense(case["query"], case["key"], case["value"], case["weights"])[0]
             check.that(torch.allclose(torch.tensor(run.values[0][0]), torch.tensor(right), rtol=1e-4, atol=1e-5),
-                       f"The output differs from dense attention's, with 7 keys in blocks of {case['block']}. Is each score "
-                       "divided by the square root of d?")
+                       f"The output differs from dense attention's, with n = 2 and 7 keys in blocks of {case['block']}. "
+                       "Are the [s, d] matrices independent, and may the last block be smaller?")
         ### END HIDDEN TESTS
     with check.part(3, "the backward pass, without a matrix of scores"):
         (run,) = check.ranks(attended, ranks=1, cases=[{**CASE, "block": 2}], expected=None)
@@ -1972,8 +2000,8 @@ with check.parts():
             rights = dense(case["query"], case["key"], case["value"], case["weights"])[1:]
             for name, found, right in zip(("query", "key", "value"), run.values[0][1:], rights, strict=True):
                 check.that(bool(found) and torch.allclose(torch.tensor(found), torch.tensor(right), rtol=1e-4, atol=1e-5),
-                           f"The gradient of the {name} differs from dense attention's, with 7 keys in blocks of "
-                           f"{case['block']}. The gradient of the scores passes through their factor, too.")
+                           f"The gradient of the {name} differs from dense attention's, with n = 2 and 7 keys in blocks of "
+                           f"{case['block']}. Are the [s, d] matrices independent, and may the last block be smaller?")
         ### END HIDDEN TESTS
     with check.part(2, "inputs in 16 bits"):
         def require_precision(seed):

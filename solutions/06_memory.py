@@ -19,12 +19,14 @@
 #
 # This lab opens with that job. You find out what fills the memory, and then build the tools that free it:
 #
-# - **First sitting, 70 minutes.** You watch the memory of a step as a movie, write a meter for what autograd saves,
-#   and use it to take a transformer layer apart. Then you discard activations for the first time.
-# - **Second sitting, 70 minutes.** You turn that into an activation checkpointing function that gets dropout, autocast,
-#   and nesting right, and train with it in your own trainer. Gradient accumulation divides what is left.
-# - **Third sitting, 85 minutes.** You compute the best places for checkpoints under a memory limit, write the attention
-#   that never stores its scores, and move activations to the host.
+# - **First sitting, 75 minutes.** You watch the memory of a step as a movie, write a meter for what autograd saves,
+#   and use it to take a transformer layer apart. Then you discard activations for the first time, which gets dropout
+#   wrong, and write what replays it.
+# - **Second sitting, 75 minutes.** You write an activation checkpointing function that gets dropout, autocast, and nesting
+#   right, and train with it in your own trainer. Gradient accumulation divides what is left. Then you compute the best
+#   places for checkpoints under a memory limit.
+# - **Third sitting, 65 minutes.** You write the attention that never stores its scores, see what the allocator adds, and
+#   move activations to the host.
 #
 # Values are real: your CPU computes them. Time and memory of GPUs are **modeled** by virtual GPUs. Six of your answers
 # are files in `mytrainer/`, the trainer that you build during this course, and all of them train a GPT in this lab.
@@ -615,15 +617,11 @@ print("the same gradients:", good("yes") if torch.equal(*gradients) else bad("NO
 
 # %% [markdown]
 # The loss was computed with one dropout mask, and the gradient with another. The loss curve would look almost normal.
-#
-# **This is the end of the first sitting.** You know what fills the memory, to the byte, and how to discard it. Next, you
-# make that correct. (After a restart of the kernel, run the cells above again.)
 
 # %% [markdown]
 # ## Replaying random numbers and autocast
 #
-# **The second sitting starts here.** The second forward pass must compute exactly what the first one did. It depends on
-# two kinds of state that are not arguments:
+# The second forward pass must compute exactly what the first one did. It depends on two kinds of state that are not arguments:
 #
 # - **Random numbers.** Each device has a **generator** with a state: `torch.get_rng_state()` and
 #   `torch.set_rng_state(state)` for the CPU, `torch.cuda.get_rng_state()` and `torch.cuda.set_rng_state(state)` for the
@@ -855,11 +853,16 @@ check.ranks(replayed_numbers, ranks=1, rel=1e-4,
 # +            with torch.autocast(self.device_type, dtype=torch.bfloat16, enabled=enabled):
 
 # %% [markdown]
+# **This is the end of the first sitting.** You know what fills the memory, to the byte, how to discard it, and how to
+# replay what a forward pass depends on. Next, you put these together. (After a restart of the kernel, run the cells above
+# again.)
+
+# %% [markdown]
 # ## A checkpoint for any function
 #
-# `Recompute` takes one tensor and returns one tensor. Real layers are not like that. The core attention of the course's
-# trainer takes a description of its dropout, which is no tensor, and three tensors. Other functions return several
-# tensors, or call `checkpoint` themselves: a group of layers within a group of groups. And the first layer's input may
+# **The second sitting starts here.** `Recompute` takes one tensor and returns one tensor. Real layers are not like that.
+# The core attention of the course's trainer takes a description of its dropout, which is no tensor, and three tensors.
+# Other functions return several tensors, or call `checkpoint` themselves: a group of layers within a group of groups. And the first layer's input may
 # need no gradient at all, for example if the embedding is frozen. Then autograd would not call the `backward` of your
 # function, because none of its inputs requires a gradient, and the parameters inside it would silently get none.
 
@@ -996,18 +999,30 @@ def masked_twice(seed, x, under_autocast):
 
 
 def masked_on_gpu():
-    """Run dropout after dropout on a GPU, each in a checkpoint; raise an error if the second pass draws other masks."""
-    from mytrainer.checkpointing import checkpoint
+    """Draw numbers from a GPU's generator, which counts, in nested checkpoints whose first tensors are on the CPU."""
+    from unittest import mock
 
-    states = []
+    state, drawn = [0], []
+
+    def get(device=0):
+        return torch.tensor(state)
+
+    def put(new, device=0):
+        state[0] = int(new)
 
     def function(scale, x):
-        states.append(torch.cuda.get_rng_state().tolist())
-        return torch.nn.functional.dropout(scale * x, 0.5)
+        state[0] += 1
+        drawn.append(state[0])
+        return scale * x
 
-    x, scale = torch.ones(8, device="cuda", requires_grad=True), torch.tensor(1.0)  # the first tensor is on the CPU
-    checkpoint(function, scale, checkpoint(function, scale, 1 * x)).sum().backward()
-    if sorted(states[:2]) != sorted(states[2:]):
+    fakes = {"get_rng_state": get, "set_rng_state": put, "current_device": lambda: 0,
+             "get_rng_state_all": lambda: [get()], "set_rng_state_all": lambda new: put(new[0])}
+    with mock.patch.multiple("torch.cuda", **fakes):
+        from mytrainer.checkpointing import checkpoint
+
+        x, scale = torch.ones(8, device="cuda", requires_grad=True), torch.tensor(1.0)
+        checkpoint(function, scale, checkpoint(function, scale, 1 * x)).sum().backward()
+    if sorted(drawn) != [1, 1, 2, 2]:
         raise RuntimeError("On a GPU, the second pass draws another dropout mask. Any argument may be on the GPU: whose "
                            "generator does your States remember?")
 
@@ -1186,7 +1201,7 @@ with check.parts():
 # placeholder, and the first `unpack` runs the function again. So it also handles a tensor that the function takes from
 # outside without being passed in. (Without the argument, PyTorch warns and takes the reentrant version.)
 #
-# The layer with dropout from the end of the first sitting, once more, with all three:
+# The layer with dropout from the first sitting, once more, with all three:
 
 # %% tags=["explore"]
 def same_gradients():
@@ -1371,13 +1386,11 @@ for job in (fp16_job, checkpointing_job, accumulation_job):
 # %% [markdown]
 # The memory did not change, and the step takes far less than four times as long: the gradients are all-reduced once for
 # four micro-batches. You pay with a batch four times as large.
-#
-# **This is the end of the second sitting.** Your trainer recomputes what it has discarded, and the losses do not change.
 
 # %% [markdown]
 # ## Where to put the checkpoints
 #
-# **The third sitting starts here.** Recomputing every layer costs a forward pass. If some memory is left, why recompute
+# Recomputing every layer costs a forward pass. If some memory is left, why recompute
 # everything? And if memory is very tight, groups of layers save even more than single ones, because only the first
 # layer's input is saved. When the backward pass reaches a group, all activations of its layers are back in memory at
 # once. For $L$ equal layers that save $k$ bytes each, with inputs of $c$ bytes, groups of $g$ layers need about
@@ -1791,10 +1804,14 @@ for megabytes in (None, 1500, 700):
     print(f"{flags:30} {1000 * one.seconds:6.1f} ms per step, {result(f'{one.peak / 2**30:.2f} GiB')} (modeled, V100)")
 
 # %% [markdown]
+# **This is the end of the second sitting.** Your trainer recomputes what it has discarded, no more than the memory demands,
+# and the losses do not change.
+
+# %% [markdown]
 # ## Attention that never stores its scores
 #
-# Selective recomputation removes $5as^2b$ from what is *saved*. But the scores are still computed as a whole, layer by
-# layer, and at $s = 32{,}768$, one head's scores in fp32 take 4 GiB. **FlashAttention** ([Dao et al.,
+# **The third sitting starts here.** Selective recomputation removes $5as^2b$ from what is *saved*. But the scores are still
+# computed as a whole, layer by layer, and at $s = 32{,}768$, one head's scores in fp32 take 4 GiB. **FlashAttention** ([Dao et al.,
 # 2022](https://arxiv.org/abs/2205.14135)) never materializes them: it processes keys and values in blocks, and combines
 # the blocks with an **online softmax** ([Milakov and Gimelshein, 2018](https://arxiv.org/abs/1805.02867)).
 #
@@ -2024,6 +2041,14 @@ with check.parts():
         for one in check.draw(1, seed=range(2, 2**31)):
             require_precision(one["seed"])
         ### END HIDDEN TESTS
+
+# %% [raw] mutant="attention" hint="Are the [s, d] matrices independent"
+# -            old, own = total[:, first:], scores.logsumexp(-1)
+# +            old, own = total[:, first:], scores[:1].logsumexp(-1)
+
+# %% [raw] mutant="attention" hint="differs from dense attention's"
+# -            of_scores = weights * (gradient[:, first:] @ value[:, keys].mT - mean[:, first:]) / query.shape[-1]**0.5
+# +            of_scores = weights * (gradient[:, first:] @ value[:, keys].mT - mean[:1, first:]) / query.shape[-1]**0.5
 
 # %% [raw] mutant="attention" hint="How do the earlier blocks"
 # -            out[:, first:] = ((old - new).exp()[..., None] * out[:, first:]

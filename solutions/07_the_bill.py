@@ -23,17 +23,17 @@
 # - a function that counts the parameters and FLOPs of any transformer block;
 # - a log reader that reports how much of its hardware a run really used;
 # - a decision that you can defend even though the estimates behind it are off by several percent;
-# - a simulation of a run that fails and resumes, which chooses how often to save;
-# - an auditor that finds the errors in somebody else's plan.
+# - if you like, a simulation of a run that fails and resumes, which chooses how often to save, and an auditor that finds
+#   the errors in somebody else's plan.
 #
 # Along the way, you predict the results of a well-known paper before you see them.
 #
-# **How it works.** One sitting of 60 minutes takes you from a token to a decision (Exercises 1 to 3), and needs no files
-# from earlier labs. A second one, of 50 minutes, begins with *A run that stops* (Exercises 4 and 5); before it, run the
-# cells above again, except for those of *Predict the paper*, which take some minutes. When you are asked for a prediction,
-# commit to a number before you run the next cell. Predictions are not graded. Exercises 2 and 5 call your
-# `count_transformer`, so solve Exercise 1 before them. The log that you read and the limits of your plan are drawn for
-# you: your neighbor has others.
+# **How it works.** The lab takes one sitting of 60 minutes, from a token to a decision (Exercises 1 to 3), and needs no
+# files from earlier labs. What follows, from *The rest of the bill* on, is optional, and takes 50 minutes more (Exercises
+# 4 and 5). If you take it on another day, run the cells above it again, except for those of *Predict the paper*, which take
+# some minutes. When you are asked for a prediction, commit to a number before you run the next cell. Predictions are not
+# graded. Exercises 2 and 5 call your `count_transformer`, so solve Exercise 1 before them. The log that you read and the
+# limits of your plan are drawn for you: your neighbor has others.
 #
 # **Real and modeled.** Published figures come with their sources. Times on virtual GPUs are modeled, and this lab
 # shows how far off they are.
@@ -1030,9 +1030,15 @@ for error in (0.0, 0.04, 0.1):
 # do not tell you which GPUs to rent, and an option that meets the deadline on paper may miss it. At an error of 4%,
 # they have still ruled out the 256 A100s; at 10%, even that depends on the options that you added. To decide between
 # the others, rent each cluster for an hour, measure the step time, and read the log as in Exercise 2.
+#
+# **This is the end of the sitting:** you can count what a model costs, read what a run makes of its GPUs, and say what an
+# estimate can decide.
 
 # %% [markdown]
-# ### The rest of the bill
+# ## The rest of the bill
+#
+# **From here on, the lab is optional.** A plan has more lines than GPU-hours. How much energy does a run take, how many GPUs
+# does its state need, what do failures cost, and is somebody else's plan right?
 #
 # Energy is power times time. A GPU's rated power is an upper bound for the GPU itself, which draws less while it waits.
 # CPUs, network, and cooling come on top of it. And the model has to fit: before any activations, training in bf16 with

@@ -210,8 +210,8 @@ check.ranks(
            "not round.":
                [[], [], [[0, [0, 0, 2] + [0] * 19 + [2]]], []]})
 cost = check.gpus(histogram_on_gpu, {"width": 1024}, "h100:1", least={"live": 4 * 1024**2})
-check.that(cost.reads == 0, f"The CPU waits for the GPU {cost.reads} time(s). Which of your results has a size, or a value, that "
-           "only the GPU knows? Give every element a bin, and count some of them as nothing.")
+check.that(cost.reads == 0, f"The CPU waits for the GPU {cost.reads} time(s). Which of your results has a size, or a value, "
+           "that only the GPU knows? Give every element a bin, and count some of them as nothing.")
 ### BEGIN HIDDEN TESTS
 import math
 
@@ -274,7 +274,11 @@ check.ranks(histogram_of, ranks=1, cases=[dict(case, dtype=dtype) for case, dtyp
 # -    values = tensor.detach().abs().flatten().float()
 # +    values = torch.from_numpy(abs(tensor.numpy())).flatten().float()
 
-# %% [raw] mutant="histogram" hint="count some of them as nothing"
+# %% [raw] mutant="histogram" hint="that only the GPU knows"
+# -    return (values == 0).sum(), counts
+# +    return torch.tensor((values == 0).sum().item()), counts
+
+# %% [raw] mutant="histogram" hint="choose on the GPU"
 # -    present = (values > 0).long()  # neither zeros nor NaN
 # -    exponents = torch.frexp(values.clamp(max=2.0**highest)).exponent - 1
 # -    counts = present.new_zeros(highest - lowest + 1)
@@ -2146,14 +2150,15 @@ def require_rounding(ranks, start, fraction, steps):
     check.that(run.values.count(run.values[0]) == ranks, "The ranks have different parameters, although their gradients "
                "were the same. Whose random numbers do they round with?")
     moved, right = 128 * abs(start - mean), steps * fraction
+    width = (right * (1 - fraction))**0.5
     said = f"{steps} step(s) by {fraction:.3g} of the gap between two bf16 numbers: "
-    check.that(abs(moved - right) <= 0.1 * (right * (1 - fraction))**0.5, said + (
+    spread_said = said + (f"the elements' standard deviation is {128 * spread:.3g} gaps, and that of independent draws is "
+                          f"{width:.3g}. ")
+    check.that(128 * spread <= 2 * width, spread_said + "Does each element draw in each step anew?")
+    check.that(abs(moved - right) <= 0.1 * width, said + (
         f"4,096 elements move by {moved:.3g} gaps on average instead of {right:.3g}. Rounding to nearest loses such updates. "
         "Which values of the discarded half of the bits must round up, and how often?"))
-    width = (right * (1 - fraction))**0.5
-    check.that(abs(128 * spread / width - 1) <= 0.1, said + (
-        f"the elements' standard deviation is {128 * spread:.3g} gaps, and that of independent draws is {width:.3g}. "
-        "Does each element draw in each step anew, and does each step begin with the bf16 value?"))
+    check.that(128 * spread >= 0.9 * width, spread_said + "Does each step begin with the bf16 value?")
 
 
 with check.parts():

@@ -391,8 +391,8 @@ def test_an_error_in_a_piece_ends_with_its_line(my_trainer, student, dataset):
      "nearest: leave one of them out"),
     ("--stochastic-rounding", "--stochastic-rounding: mytrainer/rounding.py rounds to bf16; "
      "nearest: --stochastic-rounding --bf16"),
-    ("--bf16 --stochastic-rounding --save x", "--stochastic-rounding with --save x: a checkpoint "
-     "has master weights; nearest: leave one of them out"),
+    ("--bf16 --stochastic-rounding --save x --save-interval 4", "--stochastic-rounding with "
+     "--save x: a checkpoint has master weights; nearest: leave one of them out"),
     ("--tiled-attention --use-flash-attn", "--tiled-attention: mytrainer/attention.py cannot be "
      "combined with --use-flash-attn; nearest: leave one of them out"),
     ("--tiled-attention --attention-dropout 0.1", "cannot be combined with --attention-dropout "

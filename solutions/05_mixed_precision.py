@@ -1852,7 +1852,7 @@ for recipe in guess_bytes:
 guess_change = {"deep": -40, "wide": 10}
 ### END SOLUTION
 
-# %% tags=["explore"]
+# %% tags=["explore"] short={"--num-layers 48": "--num-layers 4"}
 for name, shape in {"deep": "--num-layers 48 --hidden-size 1024 --seq-length 1024 --max-position-embeddings 1024",
                     "wide": "--num-layers 10 --hidden-size 3072 --seq-length 128 --max-position-embeddings 128"}.items():
     thirty_two, sixteen = costs.of({f"{name}, fp32": "", f"{name}, fp16": "--fp16"}, (

@@ -507,20 +507,20 @@ with check.parts():
         ### END HIDDEN TESTS
     with check.part(2, "holds no more tensors than it needs"):
         # 2**27 parameters: the step takes 2.25 GiB, and a copy of the gradients 0.5 GiB more.
-        small = check.gpus(precision_steps, {"width": 4096, "layers": 8, "samples": 256, "steps": 3}, "h100:1",
-                           least={"flops": 3 * 23 * 2 * 256 * 4096**2, "dtype": "fp16", "live": 14 * 2**27})
+        small = check.gpus(precision_steps, {"width": 4096, "layers": 8, "samples": 256, "steps": 2}, "h100:1",
+                           least={"flops": 2 * 23 * 2 * 256 * 4096**2, "dtype": "fp16", "live": 14 * 2**27})
         check.pass_mark(small.peak_memory, error=small.memory_error, below=2.62, hint=(
             f"{small.peak_memory:.2f} GiB at the peak, {small.peak_memory * 2**30 / 2**27:.0f} bytes per parameter: the "
             "step holds more than one fp32 tensor for each gradient."))
         # 6.8 bytes of activations for each parameter: the end of the forward pass needs most.
-        large = check.gpus(precision_steps, {"width": 4096, "layers": 8, "samples": 12_288, "steps": 3}, "h100:1",
-                           least={"flops": 3 * 23 * 2 * 12_288 * 4096**2, "dtype": "fp16",
+        large = check.gpus(precision_steps, {"width": 4096, "layers": 8, "samples": 12_288, "steps": 2}, "h100:1",
+                           least={"flops": 2 * 23 * 2 * 12_288 * 4096**2, "dtype": "fp16",
                                   "live": 14 * 2**27 + 9 * 2 * 12_288 * 4096})
         check.pass_mark(large.peak_memory, error=large.memory_error, below=2.96, hint=(
             f"{large.peak_memory:.2f} GiB at the peak: something that only the backward pass and the step need is still "
             "allocated in the next forward pass."))
-        single = check.gpus(precision_steps, {"width": 4096, "layers": 8, "samples": 256, "steps": 3, "dtype": "float32"},
-                            "h100:1", least={"flops": 3 * 23 * 2 * 256 * 4096**2, "live": 16 * 2**27})
+        single = check.gpus(precision_steps, {"width": 4096, "layers": 8, "samples": 256, "steps": 2, "dtype": "float32"},
+                            "h100:1", least={"flops": 2 * 23 * 2 * 256 * 4096**2, "live": 16 * 2**27})
         check.pass_mark(single.peak_memory, error=single.memory_error, below=2.3, hint=(
             f"{single.peak_memory:.2f} GiB at the peak for a model in fp32: its parameters are their own master weights, "
             "and need no copy."))
@@ -729,8 +729,8 @@ def require_small(runs):
 
 
 require_small(runs)
-many = check.gpus(unscale_on_gpu, {"width": 64, "matrices": 300}, "h100:1", least={"live": 2 * 4 * 300 * 64**2})
-check.that(many.reads <= 1, f"For 300 parameters, the CPU waits for the GPU {many.reads} times, and the GPU runs dry each "
+many = check.gpus(unscale_on_gpu, {"width": 64, "matrices": 64}, "h100:1", least={"live": 2 * 4 * 64 * 64**2})
+check.that(many.reads <= 1, f"For 64 parameters, the CPU waits for the GPU {many.reads} times, and the GPU runs dry each "
            "time. Keep the flag on the device, and read it once.")
 # 512 MiB of gradients.
 cost = check.gpus(unscale_on_gpu, {"width": 4096, "matrices": 8}, "h100:1", least={"live": 2 * 4 * 8 * 4096**2})
@@ -1079,9 +1079,12 @@ def replica_of(module, loss_of):
             return contextlib.nullcontext()
 
         def finish(self):
-            for parameter in self.module.parameters():
-                dist.all_reduce(self.sent[parameter])
-                parameter.grad = self.sent[parameter] / dist.get_world_size()
+            parameters = list(self.module.parameters())
+            flat = torch.cat([self.sent[parameter].flatten() for parameter in parameters])
+            dist.all_reduce(flat)
+            means = (flat / dist.get_world_size()).split([parameter.numel() for parameter in parameters])
+            for parameter, mean in zip(parameters, means, strict=True):
+                parameter.grad = mean.view_as(parameter)
 
     return Replica()
 
@@ -1279,7 +1282,7 @@ with check.parts():
                         f"{one.loss:.4f} and {one.norm:.4g}, be {'skipped' if one.skipped else 'made'}, and divide by "
                         f"{one.scale:g}. Is each loss multiplied by the scale that its gradients are divided by?"))
 
-        require_training([1.3, 2.7], samples=4, steps=24, clip=1.0, scale=2.0**22, window=6, hysteresis=2)
+        require_training([1.3, 2.7], samples=4, steps=14, clip=1.0, scale=2.0**19, window=4, hysteresis=2)
         ### BEGIN HIDDEN TESTS
         for case in check.draw(1, seeds=lambda dice: [dice.uniform(0, 100) for _ in range(2)], samples=[4], steps=[24],
                                clip=[0.8, 1.2], scale=[2.0**21, 2.0**23], window=[4, 5], hysteresis=[1, 2]):
@@ -2174,7 +2177,7 @@ with check.parts():
                    "The second step does not know the first: the optimizer's state must survive.":
                        [[["torch.bfloat16", 0.4375, 0.0, 3669120.0]]]})
         require_rounding(2, -1.5, 0.25, 1)
-        require_rounding(2, 2.0, 0.25, 64)
+        require_rounding(2, 2.0, 0.25, 32)
         ### BEGIN HIDDEN TESTS
         for ranks, case in zip((1, 3), check.draw(2, start=lambda dice: dice.choice([-1, 1]) * dice.randint(224, 256) / 128,
                                                   fraction=check.between(0.1, 0.9), steps=range(20, 80)), strict=True):
@@ -2182,8 +2185,8 @@ with check.parts():
         ### END HIDDEN TESTS
     with check.part(2, "holds no master weights"):
         # 2**26 parameters, in matrices of 16 MiB in fp32.
-        cost = check.gpus(rounding_steps, {"width": 2048, "layers": 16, "samples": 256, "steps": 3}, "h100:1",
-                          least={"flops": 3 * 47 * 2 * 256 * 2048**2, "dtype": "bf16", "live": 14 * 2**26})
+        cost = check.gpus(rounding_steps, {"width": 2048, "layers": 16, "samples": 256, "steps": 2}, "h100:1",
+                          least={"flops": 2 * 47 * 2 * 256 * 2048**2, "dtype": "bf16", "live": 14 * 2**26})
         check.pass_mark(cost.peak_memory, error=cost.memory_error, below=1.06, hint=(
             f"{cost.peak_memory:.2f} GiB at the peak, {cost.peak_memory * 2**30 / 2**26:.1f} bytes per parameter: more than one "
             "parameter is in memory in fp32."))
@@ -2265,8 +2268,9 @@ half.draw_losses({"bf16, rounded to nearest": first_runs["bf16 at 1e-5"],
 # And in your trainer: on real ranks, its losses are compared with those of `pretrain_gpt.py` in fp32, and on a virtual
 # H100, time and memory with those of your `MixedPrecision`.
 
-# %% tags=["explore"] short={"{gain.MODEL}": "{gain.MODEL} --num-layers 2"}
-difference = journey.loss_difference(2 if os.path.exists("mytrainer/ddp.py") else 1, "--bf16 --stochastic-rounding")
+# %% tags=["explore"] short={"journey.loss_difference(ranks, \"--bf16 --stochastic-rounding\")": "0.0", "{gain.MODEL}": "{gain.MODEL} --num-layers 2"}
+ranks = 2 if os.path.exists("mytrainer/ddp.py") else 1
+difference = journey.loss_difference(ranks, "--bf16 --stochastic-rounding")
 print(f"largest relative difference of five losses from those in fp32: {result(f'{difference:.1e}')}")
 for flags in ("--bf16", "--bf16 --stochastic-rounding"):
     gained = gain.measure("h100:1", flags=f"{gain.MODEL} {flags}")

@@ -1330,8 +1330,9 @@ print("the best interval for 200 steps, over 40 histories of five days with such
 # One every $\tau$ seconds costs the fraction $\delta/\tau$ of the time, and each failure loses half an interval on
 # average, which is the fraction $\tau/2M$. The sum is smallest at $\tau = \sqrt{2 \delta M}$ ([Young,
 # 1974](https://doi.org/10.1145/361147.361115); [Daly, 2006](https://doi.org/10.1016/j.future.2004.11.016)), which is 9
-# steps here; your `best_interval` found a similar one by trying. What remains is mostly the restarts, so make them short. Llama 3's team did, and spent more than 90% of
-# the elapsed time on training in spite of its 419 interruptions.
+# steps here. Your `best_interval`, which knows the failures, found a longer one, but near its minimum, the mean time hardly
+# depends on the interval. What remains is mostly the restarts, so make them short. Llama 3's team did, and spent more than
+# 90% of the elapsed time on training in spite of its 419 interruptions.
 
 # %% [markdown]
 # ## A plan with errors

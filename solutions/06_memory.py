@@ -19,12 +19,14 @@
 #
 # This lab opens with that job. You find out what fills the memory, and then build the tools that free it:
 #
-# - **First sitting, 70 minutes.** You watch the memory of a step as a movie, write a meter for what autograd saves,
-#   and use it to take a transformer layer apart. Then you discard activations for the first time.
-# - **Second sitting, 70 minutes.** You turn that into an activation checkpointing function that gets dropout, autocast,
-#   and nesting right, and train with it in your own trainer. Gradient accumulation divides what is left.
-# - **Third sitting, 85 minutes.** You compute the best places for checkpoints under a memory limit, write the attention
-#   that never stores its scores, and move activations to the host.
+# - **First sitting, 75 minutes.** You watch the memory of a step as a movie, write a meter for what autograd saves,
+#   and use it to take a transformer layer apart. Then you discard activations for the first time, see why that gets
+#   dropout wrong, and write a class that replays its random numbers.
+# - **Second sitting, 75 minutes.** You write an activation checkpointing function that gets dropout, autocast, and nesting
+#   right, and train with it in your own trainer. Gradient accumulation divides what is left. Then you compute the best
+#   places for checkpoints under a memory limit.
+# - **Third sitting, 65 minutes.** You write the attention that never stores its scores, see what the allocator adds, and
+#   move activations to the host.
 #
 # Values are real: your CPU computes them. Time and memory of GPUs are **modeled** by virtual GPUs. Six of your answers
 # are files in `mytrainer/`, the trainer that you build during this course, and all of them train a GPT in this lab.
@@ -124,7 +126,7 @@ memory_movie.show()
 # %% [markdown]
 # ### The classic job in fp16
 #
-# In fp32 and with 2 samples per micro-batch, the classic job needs 10.9 GB in the model; the classic course's handout
+# In fp32 and with 2 samples per micro-batch, the classic job needs 10.9 GB (modeled); the classic course's handout
 # of 2021 reports 10 GB. Its next step is fp16, for which the handout reports 12 GB. How can fp16 need more? Predict what
 # each of these settings takes:
 
@@ -183,7 +185,7 @@ print("published (handout of the classic course, 2021): 315 ms, 12 GB; its micro
 
 # %% [markdown]
 # (The log counts MB of 1,048,576 bytes.) In fp32, the handout's step takes 537 ms. We take its 315 ms and its 12 GB for
-# figures of this run. Then the model's memory is 5% too large, and its time a sixth too short.
+# figures of this run. Then the modeled memory is 5% too large, and the modeled time a sixth too short.
 
 # %% [markdown]
 # ## What autograd saves
@@ -615,15 +617,11 @@ print("the same gradients:", good("yes") if torch.equal(*gradients) else bad("NO
 
 # %% [markdown]
 # The loss was computed with one dropout mask, and the gradient with another. The loss curve would look almost normal.
-#
-# **This is the end of the first sitting.** You know what fills the memory, to the byte, and how to discard it. Next, you
-# make that correct. (After a restart of the kernel, run the cells above again.)
 
 # %% [markdown]
 # ## Replaying random numbers and autocast
 #
-# **The second sitting starts here.** The second forward pass must compute exactly what the first one did. It depends on
-# two kinds of state that are not arguments:
+# The second forward pass must compute exactly what the first one did. It depends on two kinds of state that are not arguments:
 #
 # - **Random numbers.** Each device has a **generator** with a state: `torch.get_rng_state()` and
 #   `torch.set_rng_state(state)` for the CPU, `torch.cuda.get_rng_state()` and `torch.cuda.set_rng_state(state)` for the
@@ -855,11 +853,16 @@ check.ranks(replayed_numbers, ranks=1, rel=1e-4,
 # +            with torch.autocast(self.device_type, dtype=torch.bfloat16, enabled=enabled):
 
 # %% [markdown]
+# **This is the end of the first sitting.** You know what fills the memory, to the byte, how to discard it, and how to
+# replay what a forward pass depends on. Next, you put these together. (After a restart of the kernel, run the cells above
+# again.)
+
+# %% [markdown]
 # ## A checkpoint for any function
 #
-# `Recompute` takes one tensor and returns one tensor. Real layers are not like that. The core attention of the course's
-# trainer takes a description of its dropout, which is no tensor, and three tensors. Other functions return several
-# tensors, or call `checkpoint` themselves: a group of layers within a group of groups. And the first layer's input may
+# **The second sitting starts here.** `Recompute` takes one tensor and returns one tensor. Real layers are not like that.
+# The core attention of the course's trainer takes a description of its dropout, which is no tensor, and three tensors.
+# Other functions return several tensors, or call `checkpoint` themselves: a group of layers within a group of groups. And the first layer's input may
 # need no gradient at all, for example if the embedding is frozen. Then autograd would not call the `backward` of your
 # function, because none of its inputs requires a gradient, and the parameters inside it would silently get none.
 
@@ -907,7 +910,7 @@ class Checkpoint(torch.autograd.Function):
     @staticmethod
     def forward(ctx, function, _trigger, *arguments):
         tensors = [one for one in arguments if isinstance(one, torch.Tensor)]
-        ctx.function, ctx.states = function, States(tensors[0].device.type if tensors else "cpu")
+        ctx.function, ctx.states = function, States("cuda" if any(one.is_cuda for one in tensors) else "cpu")
         ctx.others = [None if isinstance(one, torch.Tensor) else (one,) for one in arguments]
         ctx.save_for_backward(*tensors)
         return function(*arguments)
@@ -995,6 +998,35 @@ def masked_twice(seed, x, under_autocast):
     return [dtypes] if under_autocast else [y.tolist(), x.grad.tolist(), torch.rand(1).item()]
 
 
+def masked_on_gpu():
+    """Draw numbers from a GPU's generator, which counts, in nested checkpoints whose first tensors are on the CPU."""
+    from unittest import mock
+
+    state, drawn = [0], []
+
+    def get(device=0):
+        return torch.tensor(state)
+
+    def put(new, device=0):
+        state[0] = int(new)
+
+    def function(scale, x):
+        state[0] += 1
+        drawn.append(state[0])
+        return scale * x
+
+    fakes = {"get_rng_state": get, "set_rng_state": put, "current_device": lambda: 0,
+             "get_rng_state_all": lambda: [get()], "set_rng_state_all": lambda new: put(new[0])}
+    with mock.patch.multiple("torch.cuda", **fakes):
+        from mytrainer.checkpointing import checkpoint
+
+        x, scale = torch.ones(8, device="cuda", requires_grad=True), torch.tensor(1.0)
+        checkpoint(function, scale, checkpoint(function, scale, 1 * x)).sum().backward()
+    if sorted(drawn) != [1, 1, 2, 2]:
+        raise RuntimeError("On a GPU, the second pass draws another dropout mask. Any argument may be on the GPU: whose "
+                           "generator does your States remember?")
+
+
 def nested(x, depth):
     """Return the gradients of x and of a parameter through nested checkpoints."""
     from mytrainer.checkpointing import checkpoint
@@ -1076,6 +1108,7 @@ with check.parts():
                               [[[0.0, 128.0, 648.0, 0.0], [0.0, 256.0, 864.0, 0.0], 0.5724719762802124]]],
                     hints={"The second forward pass runs in another dtype than the first one.":
                                [[[["bfloat16", "bfloat16", "float32", "float32"]]], []]})
+        check.gpus(masked_on_gpu, {}, "h100:1")
         ### BEGIN HIDDEN TESTS
         import torch
 
@@ -1137,6 +1170,14 @@ with check.parts():
 # -        with torch.enable_grad(), ctx.states.replay():
 # +        with torch.enable_grad():
 
+# %% [raw] mutant="checkpointing" hint="another dropout mask"
+# -        ctx.function, ctx.states = function, States("cuda" if any(one.is_cuda for one in tensors) else "cpu")
+# +        ctx.function, ctx.states = function, States("cpu")
+
+# %% [raw] mutant="checkpointing" hint="whose generator"
+# -        ctx.function, ctx.states = function, States("cuda" if any(one.is_cuda for one in tensors) else "cpu")
+# +        ctx.function, ctx.states = function, States(tensors[0].device.type if tensors else "cpu")
+
 # %% [raw] mutant="checkpointing" hint="never calls your backward"
 # -    return Checkpoint.apply(function, torch.empty(0, requires_grad=True), *arguments)
 # +    return Checkpoint.apply(function, None, *arguments)
@@ -1160,7 +1201,7 @@ with check.parts():
 # placeholder, and the first `unpack` runs the function again. So it also handles a tensor that the function takes from
 # outside without being passed in. (Without the argument, PyTorch warns and takes the reentrant version.)
 #
-# The layer with dropout from the end of the first sitting, once more, with all three:
+# The layer with dropout from the first sitting, once more, with all three:
 
 # %% tags=["explore"]
 def same_gradients():
@@ -1257,8 +1298,8 @@ for name, guess in guess_longer.items():
 
 # %% [markdown]
 # A forward pass is a third of a step's FLOPs, because the backward pass computes two matrix products for each one of
-# the forward pass. The vocabulary's projection, the loss, and the optimizer are not recomputed, so it is less than a third
-# of the step. Selective recomputation takes more than its few percent of the FLOPs, because softmax and the scores' kernels
+# the forward pass. The vocabulary's projection, the loss, and the optimizer are not recomputed, so recomputation adds
+# less than a third to the step. Selective recomputation takes more than its few percent of the FLOPs, because softmax and the scores' kernels
 # are memory-bound.
 
 # %% [markdown]
@@ -1277,13 +1318,13 @@ for job in (fp16_job, checkpointing_job):
 print("published (handout of the classic course, 2021): 12 GB, then 3 GB; their micro-batch size is inferred")
 
 # %% [markdown]
-# The model is 11% above the published 3 GB.
+# The modeled peak is 11% above the published 3 GB.
 
 # %% [markdown]
 # ## Humps: gradient accumulation
 #
 # A rank can process several micro-batches per step and add up their gradients, as your `train.py` does. It needs the
-# activations of *one* micro-batch. Each hump of the movie is one. But look closely. Are all humps the same height? In the
+# activations of only *one* micro-batch at a time. Each hump of the movie is one micro-batch. But look closely. Are all humps the same height? In the
 # first forward pass, the gradients of this step do not exist yet. How many more bytes per parameter does a later hump need,
 # in fp32, if gradients are freed at the end of each step?
 
@@ -1345,13 +1386,11 @@ for job in (fp16_job, checkpointing_job, accumulation_job):
 # %% [markdown]
 # The memory did not change, and the step takes far less than four times as long: the gradients are all-reduced once for
 # four micro-batches. You pay with a batch four times as large.
-#
-# **This is the end of the second sitting.** Your trainer recomputes what it has discarded, and the losses do not change.
 
 # %% [markdown]
 # ## Where to put the checkpoints
 #
-# **The third sitting starts here.** Recomputing every layer costs a forward pass. If some memory is left, why recompute
+# Recomputing every layer costs a forward pass. If some memory is left, why recompute
 # everything? And if memory is very tight, groups of layers save even more than single ones, because only the first
 # layer's input is saved. When the backward pass reaches a group, all activations of its layers are back in memory at
 # once. For $L$ equal layers that save $k$ bytes each, with inputs of $c$ bytes, groups of $g$ layers need about
@@ -1393,7 +1432,9 @@ for job in (fp16_job, checkpointing_job, accumulation_job):
 
 
 def place(times, saved, inputs, budget, selective=None):
-    """Return what to recompute, in order: groups of layers (start, stop), and numbers of layers, whose core alone is.
+    """Return what to recompute, in order.
+
+    A pair (start, stop) is a group of layers, and a number is a layer of which the core alone is recomputed.
 
     Args:
         times: forward time of each layer.
@@ -1763,10 +1804,14 @@ for megabytes in (None, 1500, 700):
     print(f"{flags:30} {1000 * one.seconds:6.1f} ms per step, {result(f'{one.peak / 2**30:.2f} GiB')} (modeled, V100)")
 
 # %% [markdown]
+# **This is the end of the second sitting.** Your trainer recomputes what it has discarded, no more than the memory demands,
+# and the losses do not change.
+
+# %% [markdown]
 # ## Attention that never stores its scores
 #
-# Selective recomputation removes $5as^2b$ from what is *saved*. But the scores are still computed as a whole, layer by
-# layer, and at $s = 32{,}768$, one head's scores in fp32 take 4 GiB. **FlashAttention** ([Dao et al.,
+# **The third sitting starts here.** Selective recomputation removes $5as^2b$ from what is *saved*. But the scores are still
+# computed as a whole, layer by layer, and at $s = 32{,}768$, one head's scores in fp32 take 4 GiB. **FlashAttention** ([Dao et al.,
 # 2022](https://arxiv.org/abs/2205.14135)) never materializes them: it processes keys and values in blocks, and combines
 # the blocks with an **online softmax** ([Milakov and Gimelshein, 2018](https://arxiv.org/abs/1805.02867)).
 #
@@ -1938,8 +1983,8 @@ with check.parts():
             (run,) = check.ranks(attended, ranks=1, cases=[case], expected=None)
             right = dense(case["query"], case["key"], case["value"], case["weights"])[0]
             check.that(torch.allclose(torch.tensor(run.values[0][0]), torch.tensor(right), rtol=1e-4, atol=1e-5),
-                       f"The output differs from dense attention's, with 7 keys in blocks of {case['block']}. Is each score "
-                       "divided by the square root of d?")
+                       f"The output differs from dense attention's, with n = 2 and 7 keys in blocks of {case['block']}. "
+                       "Are the [s, d] matrices independent, and may the last block be smaller?")
         ### END HIDDEN TESTS
     with check.part(3, "the backward pass, without a matrix of scores"):
         (run,) = check.ranks(attended, ranks=1, cases=[{**CASE, "block": 2}], expected=None)
@@ -1972,8 +2017,8 @@ with check.parts():
             rights = dense(case["query"], case["key"], case["value"], case["weights"])[1:]
             for name, found, right in zip(("query", "key", "value"), run.values[0][1:], rights, strict=True):
                 check.that(bool(found) and torch.allclose(torch.tensor(found), torch.tensor(right), rtol=1e-4, atol=1e-5),
-                           f"The gradient of the {name} differs from dense attention's, with 7 keys in blocks of "
-                           f"{case['block']}. The gradient of the scores passes through their factor, too.")
+                           f"The gradient of the {name} differs from dense attention's, with n = 2 and 7 keys in blocks of "
+                           f"{case['block']}. Are the [s, d] matrices independent, and may the last block be smaller?")
         ### END HIDDEN TESTS
     with check.part(2, "inputs in 16 bits"):
         def require_precision(seed):
@@ -1996,6 +2041,14 @@ with check.parts():
         for one in check.draw(1, seed=range(2, 2**31)):
             require_precision(one["seed"])
         ### END HIDDEN TESTS
+
+# %% [raw] mutant="attention" hint="Are the [s, d] matrices independent"
+# -            old, own = total[:, first:], scores.logsumexp(-1)
+# +            old, own = total[:, first:], scores[:1].logsumexp(-1)
+
+# %% [raw] mutant="attention" hint="differs from dense attention's"
+# -            of_scores = weights * (gradient[:, first:] @ value[:, keys].mT - mean[:, first:]) / query.shape[-1]**0.5
+# +            of_scores = weights * (gradient[:, first:] @ value[:, keys].mT - mean[:1, first:]) / query.shape[-1]**0.5
 
 # %% [raw] mutant="attention" hint="How do the earlier blocks"
 # -            out[:, first:] = ((old - new).exp()[..., None] * out[:, first:]

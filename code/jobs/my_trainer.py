@@ -17,6 +17,7 @@ losses. Your files do the rest:
     scaler.py         scales the loss, with --fp16; unscale.py finds overflows
     histogram.py      counts the zeros of the gradient, with --log-num-zeros-in-grad
     autocast.py       chooses the dtype of each operation, with --autocast
+    rounding.py       updates bf16 parameters without master weights, with --stochastic-rounding
     checkpointing.py  recomputes activations, with --recompute-granularity
     placement.py      chooses which layers to recompute, with --activation-memory-mb, from what
                       saved.py measures
@@ -139,8 +140,8 @@ class Optimizer:
     """AdamW (Loshchilov & Hutter 2019) in mixed precision, which ends the step of FP8 layers.
 
     Attributes:
-        masters: the fp32 master weights, one for each parameter.
-        adam: AdamW over them.
+        masters: the fp32 master weights, one for each parameter; none with --stochastic-rounding.
+        adam: AdamW over them; then, the last of those that your rounding.py has made.
     """
 
     def __init__(self, ctx: Context, gpt: GPT | OwnLlama, parameters: Iterable[nn.Parameter]
@@ -162,7 +163,14 @@ class Optimizer:
             self.adam = adamw(config, self.masters, decays)
             return self.adam
 
-        self.mixed = make(list(parameters), make_adam)
+        def make_one(copies: Sequence[torch.Tensor]) -> torch.optim.AdamW:
+            self.adam = adamw(config, copies, [copy.dim() > 1 for copy in copies])
+            return self.adam
+
+        if config.stochastic_rounding:
+            self.mixed = pieces.load("rounding").StochasticRounding(list(parameters), make_one)
+        else:
+            self.mixed = make(list(parameters), make_adam)
 
     @property
     def param_groups(self) -> list[dict]:
@@ -263,9 +271,10 @@ class StepLog:
     def _zeros(self) -> float | None:
         """Return the number of zeros in the gradient, counted by your histogram.py.
 
-        Without --log-num-zeros-in-grad, or on a GPU without values, return None.
+        Without --log-num-zeros-in-grad, return None. On a virtual GPU, which has no values, your
+        function runs all the same, because it takes time, and the result is None.
         """
-        if not self.ctx.config.log_num_zeros_in_grad or not self.ctx.device.has_values:
+        if not self.ctx.config.log_num_zeros_in_grad:
             return None
         count = pieces.load("histogram").log2_histogram
         zeros = torch.stack([count(parameter.grad)[0] for parameter in self.model.parameters()

@@ -91,6 +91,9 @@ class LoopConfig(Config):
     autocast: bool = flag(
         False, "with --bf16 or --fp16: keep the parameters in fp32, and let mytrainer/autocast.py "
         "choose the dtype of each operation", affects=RESULTS | PASSES)
+    stochastic_rounding: bool = flag(
+        False, "with --bf16: keep no master weights, and let mytrainer/rounding.py round the "
+        "updated parameters at random", affects=RESULTS | PASSES)
     activation_memory_mb: float | None = flag(
         None, "limit the activations that the layers save for one micro-batch, in megabytes: "
         "place() of mytrainer/placement.py chooses which layers to recompute", affects=PASSES)
@@ -155,6 +158,7 @@ def parse(argv: Sequence[str]) -> LoopConfig:
         _check_fp8(config)
     _check_memory(config)
     _check_autocast(config)
+    _check_rounding(config)
     _check_sharding(config)
     _check_checkpoints(config)
     _check_own_model(config)
@@ -256,6 +260,27 @@ def _check_autocast(config: LoopConfig) -> None:
         if getattr(config, name) != table_of(LoopConfig)[name].default:
             raise UserError(f"--autocast cannot be combined with {_shown(config, name)}; nearest: "
                             "leave one of them out")
+
+
+def _check_rounding(config: LoopConfig) -> None:
+    """Raise UserError for flags that need the master weights that --stochastic-rounding lacks."""
+    if not config.stochastic_rounding:
+        return
+    if config.precision != "bf16":
+        raise UserError("--stochastic-rounding: mytrainer/rounding.py rounds to bf16; nearest: "
+                        "--stochastic-rounding --bf16")
+    needs = {"autocast": "its parameters are in fp32", "save": "a checkpoint has master weights",
+             "load": "a checkpoint has master weights",
+             "fp8_format": "FP8 layers were tested with master weights only"}
+    shards = "sharded parameters were tested with master weights only"
+    needs |= dict.fromkeys(("data_parallel_sharding_strategy", "use_distributed_optimizer"), shards)
+    needs |= {"own_model": "ranks that share a layer would have to draw different numbers"}
+    needs |= dict.fromkeys(("tensor_model_parallel_size", "pipeline_model_parallel_size"),
+                           needs["own_model"])
+    for name, problem in needs.items():
+        if getattr(config, name) != table_of(LoopConfig)[name].default:
+            raise UserError(f"--stochastic-rounding with {_shown(config, name)}: {problem}; "
+                            "nearest: leave one of them out")
 
 
 def _check_sharding(config: LoopConfig) -> None:

@@ -76,6 +76,8 @@ PIECES = {piece.name: piece for piece in (
         "fp16", "loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window",
         "hysteresis")),
     Piece("autocast", "lab 05", ("Autocast",), "autocast", ("autocast",)),
+    Piece("rounding", "lab 05", ("StochasticRounding",), "stochastic rounding", (
+        "stochastic_rounding",)),
     Piece("saved", "lab 06", ("SavedBytes",), "saved-bytes meter", ("activation_memory_mb",)),
     Piece("states", "lab 06", ("States",), "replayed states"),
     Piece("checkpointing", "lab 06", ("checkpoint",), "recomputation", (

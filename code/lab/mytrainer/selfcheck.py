@@ -134,6 +134,27 @@ def test_autocast(module) -> None:
                         f"{right}")
 
 
+def test_rounding(module) -> None:
+    """Take 64 steps of a quarter of the gap between two bf16 numbers, with other default seeds."""
+    torch.manual_seed(dist.get_rank())
+    parameter = nn.Parameter(torch.full((4096,), 2.0, dtype=torch.bfloat16))
+    optimizer = module.StochasticRounding([parameter], lambda copies: torch.optim.SGD(copies, 1.0))
+    for group in optimizer.param_groups:
+        group["lr"] = 2.0**-9
+    for _ in range(64):
+        optimizer.zero_grad()
+        parameter.sum().backward()
+        optimizer.step()
+    mean, others = parameter.detach().double().mean(), parameter.detach().float().clone()
+    if abs(128 * (2 - mean) - 16) > 0.4:
+        raise Wrong(f"64 steps by a quarter of the gap between two bf16 numbers move a parameter "
+                    f"by {128 * (2 - mean):.2f} gaps on average instead of 16")
+    dist.broadcast(others, 0)
+    if not others.equal(parameter.detach().float()):
+        raise Wrong(f"ranks 0 and {dist.get_rank()} have the same gradients, and round to "
+                    "different parameters")
+
+
 def test_saved(module) -> None:
     """Count what an MLP saves: its input, the GELU's input, and the second layer's input."""
     layers = nn.Sequential(nn.Linear(4, 16), nn.GELU(), nn.Linear(16, 4))
@@ -349,7 +370,8 @@ def test_recipe(recipe) -> None:
 TESTS = {"collectives": single_process.test_collectives, "ddp": single_process.test_ddp,
          "launch": single_process.test_launch, "train": single_process.test_train,
          "histogram": test_histogram, "precision": test_precision, "unscale": test_unscale,
-         "scaler": test_scaler, "autocast": test_autocast, "saved": test_saved,
+         "scaler": test_scaler, "autocast": test_autocast,
+         "rounding": test_rounding, "saved": test_saved,
          "states": test_states, "checkpointing": test_checkpointing, "placement": test_placement,
          "attention": test_attention, "offload": test_offload,
          "shards": sharding_check.test_shards, "zero": sharding_check.test_zero,

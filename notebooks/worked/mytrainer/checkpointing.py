@@ -22,7 +22,7 @@ class Checkpoint(torch.autograd.Function):
     @staticmethod
     def forward(ctx, function, _trigger, *arguments):
         tensors = [one for one in arguments if isinstance(one, torch.Tensor)]
-        ctx.function, ctx.states = function, States(tensors[0].device.type if tensors else "cpu")
+        ctx.function, ctx.states = function, States("cuda" if any(one.is_cuda for one in tensors) else "cpu")
         ctx.others = [None if isinstance(one, torch.Tensor) else (one,) for one in arguments]
         ctx.save_for_backward(*tensors)
         return function(*arguments)

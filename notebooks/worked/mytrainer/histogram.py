@@ -7,7 +7,7 @@ def log2_histogram(tensor, lowest=-40, highest=16):
     """Count the elements of a tensor by their exponents.
 
     Args:
-        tensor: of any shape and any floating-point dtype, in any state of autograd.
+        tensor: fp16, bf16, or fp32, of any shape; it may require a gradient.
         lowest: exponent of the first bin, which also counts all smaller elements except zeros.
         highest: exponent of the last bin, which also counts all larger elements and infinities.
 
@@ -15,7 +15,8 @@ def log2_histogram(tensor, lowest=-40, highest=16):
     [highest - lowest + 1]. The sign does not matter.
     """
     values = tensor.detach().abs().flatten().float()
-    zeros = (values == 0).sum()
-    values = values[values > 0].clamp(max=2.0**highest)
-    bins = (torch.frexp(values).exponent - 1).clamp(lowest, highest) - lowest
-    return zeros, torch.bincount(bins, minlength=highest - lowest + 1)
+    present = (values > 0).long()  # neither zeros nor NaN
+    exponents = torch.frexp(values.clamp(max=2.0**highest)).exponent - 1
+    counts = present.new_zeros(highest - lowest + 1)
+    counts.scatter_add_(0, exponents.clamp(lowest, highest).long() - lowest, present)
+    return (values == 0).sum(), counts

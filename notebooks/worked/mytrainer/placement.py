@@ -2,7 +2,9 @@
 
 
 def place(times, saved, inputs, budget, selective=None):
-    """Return what to recompute, in order: groups of layers (start, stop), and numbers of layers, whose core alone is.
+    """Return what to recompute, in order.
+
+    A pair (start, stop) is a group of layers, and a number is a layer of which the core alone is recomputed.
 
     Args:
         times: forward time of each layer.

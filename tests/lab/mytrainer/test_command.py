@@ -87,6 +87,14 @@ def test_on_virtual_gpus_autocast_is_faster_than_fp32_and_not_quite_as_fast_as_b
     assert half.seconds < cast.seconds < plain.seconds / 2
 
 
+def test_on_virtual_gpus_stochastic_rounding_needs_no_master_weights(text, student):
+    """The zeros are counted as well, although nobody sees their number."""
+    student.solve("precision", "rounding", "histogram")
+    masters, none = (gain.measure("h100:1", flags=f"{SMALL} --bf16 {more}", steps=2)
+                     for more in ("--log-num-zeros-in-grad", "--stochastic-rounding"))
+    assert none.peak < masters.peak and masters.seconds < none.seconds
+
+
 def test_the_map_shows_whose_part_is_whose_and_what_each_lab_has_brought(lab, text, student):
     """A later lab adds a row; the page has what the terminal has."""
     student.solve("collectives", "ddp", "launch", "train")
@@ -248,6 +256,8 @@ def test_broken_pieces_are_named_and_nothing_is_measured(lab, student):
     ("autocast", "else torch.float32", "else self.dtype", "mytrainer/autocast.py: in "
      "Autocast(torch.bfloat16), softmax of a bf16 tensor is in torch.bfloat16"),
     ("histogram", "exponent - 1", "exponent", "mytrainer/histogram.py: "),
+    ("rounding", "generator=self.generator, ", "", "mytrainer/rounding.py: ranks 0 and 1 have "),
+    ("rounding", "2**16, bits.shape", "2**15, bits.shape", "gaps on average instead of 16"),
     ("precision", "parameter.copy_(master)", "pass", "mytrainer/precision.py: "),
     ("unscale", "dist.all_reduce(overflow)", "pass", "mytrainer/unscale.py: "),
     ("scaler", "self.scale / 2", "self.scale / 4", "mytrainer/scaler.py: "),

@@ -192,6 +192,17 @@ def test_autocast_trains_fp32_parameters_with_bf16_gemms(my_trainer, student, da
     assert "mytrainer/autocast.py" in run.out
 
 
+def test_stochastic_rounding_trains_two_ranks_without_master_weights(
+        my_trainer, student, dataset, reference):
+    """Updates are right on average, so the losses are fp32's up to the rounding of bf16."""
+    student.solve("collectives", "ddp", "rounding")
+    short = TRAINING.replace("--train-iters 32", "--train-iters 4 --lr-decay-iters 32")
+    run = my_trainer(MODEL + short + dataset.flags + "--micro-batch-size 2 --bf16 "
+                     "--stochastic-rounding", 2)
+    assert run.column("lm loss") == pytest.approx(reference[0][:4], rel=0.01)
+    assert "mytrainer/rounding.py" in run.out
+
+
 @pytest.mark.parametrize("missing", NEEDED)
 def test_fp16_needs_the_files_of_lab_05(monkeypatch, student, missing):
     student.solve(*(name for name in NEEDED if name != missing))
@@ -378,6 +389,10 @@ def test_an_error_in_a_piece_ends_with_its_line(my_trainer, student, dataset):
      "--autocast --bf16"),
     ("--bf16 --autocast --tiled-attention", "--autocast cannot be combined with --tiled-attention; "
      "nearest: leave one of them out"),
+    ("--stochastic-rounding", "--stochastic-rounding: mytrainer/rounding.py rounds to bf16; "
+     "nearest: --stochastic-rounding --bf16"),
+    ("--bf16 --stochastic-rounding --save x --save-interval 4", "--stochastic-rounding with "
+     "--save x: a checkpoint has master weights; nearest: leave one of them out"),
     ("--tiled-attention --use-flash-attn", "--tiled-attention: mytrainer/attention.py cannot be "
      "combined with --use-flash-attn; nearest: leave one of them out"),
     ("--tiled-attention --attention-dropout 0.1", "cannot be combined with --attention-dropout "

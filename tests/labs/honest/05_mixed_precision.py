@@ -6,10 +6,10 @@ import torch
 def log2_histogram(tensor, lowest=-40, highest=16):
     with torch.no_grad():
         size = tensor.double().abs().reshape(-1)
-        edges = 2.0 ** torch.arange(lowest + 1, highest + 1, dtype=torch.float64)
-        which = torch.bucketize(size[size > 0], edges, right=True)
-        counts = torch.zeros(highest - lowest + 1, dtype=torch.long)
-        counts.scatter_add_(0, which, torch.ones_like(which))
+        edges = 2.0 ** torch.arange(lowest + 1, highest + 1, dtype=torch.float64, device=size.device)
+        which = torch.bucketize(size, edges, right=True)
+        counts = torch.zeros(highest - lowest + 1, dtype=torch.long, device=size.device)
+        counts.index_add_(0, which, torch.where(size > 0, 1, 0))
         return torch.sum(size == 0), counts
 
 
@@ -206,15 +206,44 @@ class Autocast(torch.overrides.TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-# %% answer="more-memory" style="deep search for a fill, few heads"
-def larger_in_fp16(gibibytes, length):
-    best = None
-    for hidden in (2560, 3200, 3840, 4480):
-        embeddings, layer = (50304 + length) * hidden, 12 * hidden * hidden
-        layers = 1
-        while 20 * (embeddings + (layers + 1) * layer) < 0.94 * gibibytes * 2**30 - 1.6 * 2**30:
-            layers += 1
-        total = embeddings + layers * layer
-        if 20 * total < (0.97 * gibibytes - 1.6) * 2**30 and (best is None or total > best[0]):
-            best = total, dict(layers=layers, hidden=hidden, heads=hidden // 320 * 2 or 1, micro_batch=1)
-    return best[1]
+# %% answer="rounding" style="floating-point arithmetic, one optimizer per parameter made in a dictionary"
+%%writefile mytrainer/rounding.py
+import torch
+
+
+def stochastic(x, dice):
+    down = (x.view(torch.int32) & -65536).view(torch.float32)
+    up = (down.view(torch.int32) + 65536).view(torch.float32)
+    share = ((x - down) / (up - down)).abs()
+    return torch.where(torch.rand(x.shape, generator=dice, device=x.device) < share, up, down).bfloat16()
+
+
+class StochasticRounding:
+    def __init__(self, parameters, make_optimizer):
+        self.inner = {}
+        for p in parameters:
+            p.grad_dtype = torch.float32
+            wide = torch.zeros(p.shape, dtype=torch.float32, device=p.device)
+            self.inner[p] = wide, make_optimizer([wide])
+            wide.data = torch.empty(0, device=p.device)
+        self.dice = torch.Generator(device=p.device)
+        self.dice.manual_seed(7)
+
+    @property
+    def param_groups(self):
+        return sum((optimizer.param_groups for _, optimizer in self.inner.values()), [])
+
+    def zero_grad(self):
+        for p in self.inner:
+            p.grad = None
+
+    @torch.no_grad()
+    def step(self):
+        for p, (wide, optimizer) in self.inner.items():
+            if p.grad is not None:
+                wide.data = p.data.to(torch.float32)
+                wide.grad = p.grad
+                optimizer.step()
+                p.copy_(stochastic(wide, self.dice))
+                wide.grad = None
+                wide.data = torch.empty(0, device=p.device)

@@ -64,6 +64,8 @@ PROGRAMS = {
         ((4,), {"dtype": HALF}))],
     "elementwise": lambda: [meta(3, 4) + meta(4), meta(3, 1) * meta(1, 4), meta(3, 4).t() + 1,
                             torch.frexp(meta(3, 4)), torch.frexp(meta(3, 4).t()),
+                            torch.bucketize(meta(3, 4), meta(5)),
+                            torch.searchsorted(meta(5), meta(3, 4), out_int32=True),
                             meta(1, 4).expand(3, 4) * 2, meta(3, 4).t() + meta(4, 3),
                             meta(3, 4).t() + meta(3, 4).t(), F.gelu(meta(3, 4)), -meta(3),
                             meta(3).exp(), meta(2, 3, 4).transpose(0, 1) / 2, meta(3) ** 2],

@@ -128,6 +128,13 @@ def _ldexp(a: Arguments) -> list[Result]:
     return [(broadcast(a.self.shape, a.other.shape), promoted([a.self, power]))]
 
 
+@returns("bucketize", "searchsorted")
+def _places(a: Arguments) -> list[Result]:
+    """A place among sorted numbers for each element."""
+    shape = a.self.shape if isinstance(a.self, Operand) else ()
+    return [(shape, torch.int32 if a.out_int32 else torch.int64)]
+
+
 @returns("_prelu_kernel")
 def _prelu(a: Arguments) -> list[Result]:
     return [(broadcast(a.self.shape, a.weight.shape), a.self.dtype)]

@@ -39,10 +39,12 @@ def llama_seconds(row: Mapping) -> tuple[float, float]:
     names = ("layers", "hidden", "heads", "groups", "inner", "vocabulary", "sequence",
              "checkpointing")
     options = ("accumulation", "context", "parameters", "reductions", "logits", "sharding")
+    switches = ("float8", "compile_loss")
     speed, memory = llama_fsdp.run([*(f"--{name}={row[name]}" for name in names), "--compile",
                                     f"--batch={row['micro_batch']}",
                                     *(f"--{name}={row[name]}" for name in options if name in row),
-                                    *(["--float8"] if row.get("float8") else [])])
+                                    *(f"--{name.replace('_', '-')}" for name in switches
+                                      if row.get(name))])
     tokens = row["micro_batch"] * row.get("accumulation", 1) * row["sequence"]
     return tokens / row.get("context", 1) / speed, memory
 

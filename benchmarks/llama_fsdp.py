@@ -4,9 +4,10 @@
 
 It makes the choices that torchtitan's configurations of 2024 made: bf16 compute with fp32
 parameters and reductions, RMSNorm and rotary embeddings without fused kernels, SDPA, an fp32 loss,
-AdamW, and gradient clipping. With --compile, every layer is compiled; with --float8, torchao's
-linear layers multiply in FP8 with a scale per tensor, all but the last; with --context, so many
-GPUs share each sequence. Since 2025, torchtitan compiles the loss, too: --compile-loss. Rank 0 prints tokens/s per GPU and the peak memory.
+AdamW, and gradient clipping. With --compile, every layer is compiled; with --compile-loss, the loss
+is, too, as in torchtitan since 2025; with --float8, torchao's linear layers multiply in FP8 with a
+scale per tensor, all but the last; with --context, so many GPUs share each sequence. Rank 0 prints
+tokens/s per GPU and the peak memory.
 """
 
 from __future__ import annotations

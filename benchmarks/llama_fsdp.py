@@ -4,9 +4,10 @@
 
 It makes the choices that torchtitan's configurations of 2024 made: bf16 compute with fp32
 parameters and reductions, RMSNorm and rotary embeddings without fused kernels, SDPA, an fp32 loss,
-AdamW, and gradient clipping. With --compile, every layer is compiled; with --float8, torchao's
-linear layers multiply in FP8 with a scale per tensor, all but the last; with --context, so many
-GPUs share each sequence. Rank 0 prints tokens/s per GPU and the peak memory.
+AdamW, and gradient clipping. With --compile, every layer is compiled; with --compile-loss, the loss
+is, too, as in torchtitan since 2025; with --float8, torchao's linear layers multiply in FP8 with a
+scale per tensor, all but the last; with --context, so many GPUs share each sequence. Rank 0 prints
+tokens/s per GPU and the peak memory.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class Llama(nn.Module):
             Block(size.hidden, size.heads, size.groups, size.inner) for _ in range(size.layers))
         self.norm = RMSNorm(size.hidden)
         self.head = nn.Linear(size.hidden, size.vocabulary, bias=False)
-        self.logits = getattr(torch, size.logits)
+        self.logits = torch.bfloat16 if size.compile_loss else getattr(torch, size.logits)
         self.register_buffer("by", rotations(size.sequence, size.hidden // size.heads))
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -120,6 +121,10 @@ class Llama(nn.Module):
         for layer in self.layers:
             x = layer(x, self.by)
         return self.head(self.norm(x)).to(self.logits)
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, dtype: torch.dtype) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1).to(dtype), labels.flatten())
 
 
 def every_second_matmul() -> tuple[AbstractContextManager, AbstractContextManager]:
@@ -203,6 +208,7 @@ def sharing_sequences(size: argparse.Namespace, model: nn.Module, *tokens: Tenso
 def train(size: argparse.Namespace) -> tuple[float, float]:
     """Return tokens/s per GPU and the peak of the reserved memory in GiB."""
     model = build(size)
+    measure = torch.compile(cross_entropy) if size.compile_loss else cross_entropy
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1)
 
     def step() -> None:
@@ -213,7 +219,7 @@ def train(size: argparse.Namespace) -> tuple[float, float]:
             inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
             with sharing_sequences(size, model, inputs, labels):
                 logits = model(inputs)
-                loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+                loss = measure(logits, labels, getattr(torch, size.logits))
                 del logits
                 (loss / size.accumulation).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
@@ -244,6 +250,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
                         help="over all GPUs, or over those of a node")
     parser.add_argument("--checkpointing", choices=CHECKPOINTING, default="none")
     parser.add_argument("--compile", action="store_true", help="torch.compile for every layer")
+    parser.add_argument("--compile-loss", action="store_true",
+                        help="torch.compile for the loss and the conversion of its logits")
     parser.add_argument("--float8", action="store_true", help="torchao's FP8 linear layers")
     parser.add_argument("--context", type=int, default=1, help="GPUs that share a sequence")
     parser.add_argument("--steps", type=int, default=1, help="timed steps, after one of warm-up")

@@ -36,13 +36,17 @@ def gpt2_seconds(row: Mapping) -> tuple[float, float]:
 
 def llama_seconds(row: Mapping) -> tuple[float, float]:
     """Run llama_fsdp with compiled layers; return what gpt2_seconds does."""
-    names = ("layers", "hidden", "heads", "groups", "inner", "vocabulary", "sequence")
+    names = ("layers", "hidden", "heads", "groups", "inner", "vocabulary", "sequence",
+             "checkpointing")
+    options = ("accumulation", "context", "parameters", "reductions", "logits", "sharding")
+    switches = ("float8", "compile_loss")
     speed, memory = llama_fsdp.run([*(f"--{name}={row[name]}" for name in names), "--compile",
                                     f"--batch={row['micro_batch']}",
-                                    f"--checkpointing={row['checkpointing']}",
-                                    f"--context={row.get('context', 1)}",
-                                    *(["--float8"] if row.get("float8") else [])])
-    return row["micro_batch"] * row["sequence"] / row.get("context", 1) / speed, memory
+                                    *(f"--{name}={row[name]}" for name in options if name in row),
+                                    *(f"--{name.replace('_', '-')}" for name in switches
+                                      if row.get(name))])
+    tokens = row["micro_batch"] * row.get("accumulation", 1) * row["sequence"]
+    return tokens / row.get("context", 1) / speed, memory
 
 
 def timm_seconds(row: Mapping) -> tuple[float, float]:

@@ -27,18 +27,19 @@ TIME: Mapping[str, Mapping[str, MeanError]] = {
     "megatron-2021": {"a10": MeanError(0.052, 1), "a100-80gb": MeanError(0.04, 18),
                       "v100-sxm2-16gb": MeanError(0.068, 1)},
     "megatron-deepspeed": {"a100-80gb": MeanError(0.093, 67)},
-    "transformer-engine": {"h100-80gb": MeanError(0.092, 20)},
+    "transformer-engine": {"h100-80gb": MeanError(0.095, 23)},
     "composer-2023": {"a100-40gb": MeanError(0.029, 19), "a100-80gb": MeanError(0.071, 16),
                       "h100-80gb": MeanError(0.028, 17)},
-    "torch-eager-fsdp": {"a100-80gb": MeanError(0.041, 19), "h100-80gb": MeanError(0.037, 2),
+    "torch-eager-fsdp": {"a100-80gb": MeanError(0.04, 22), "h100-80gb": MeanError(0.056, 7),
                          "h200": MeanError(0.092, 1), "rtx3090": MeanError(0.095, 23)},
 }
 # Those of programs whose every layer is compiled, by GPU model; they are not in TIME.
-COMPILED: Mapping[str, MeanError] = {"h100-80gb": MeanError(0.156, 8)}
+COMPILED: Mapping[str, MeanError] = {
+    "h100-80gb": MeanError(0.155, 8), "h200": MeanError(0.163, 5)}
 # Errors of a training run's peak memory, by GPU model.
 MEMORY: Mapping[str, MeanError] = {
-    "a10": MeanError(0.032, 1), "a100-80gb": MeanError(0.05, 22), "h100-80gb": MeanError(0.055, 10),
-    "h200": MeanError(0.012, 1), "v100-sxm2-16gb": MeanError(0.092, 1)}
+    "a10": MeanError(0.032, 1), "a100-80gb": MeanError(0.05, 22), "h100-80gb": MeanError(0.056, 10),
+    "h200": MeanError(0.062, 6), "v100-sxm2-16gb": MeanError(0.092, 1)}
 
 # Errors of the time per output token of eager inference, by GPU model
 # (benchmarks/results/inference.md).

@@ -4,19 +4,23 @@ They are deferred into kernels. An operation joins the kernel that produces what
 kernel is launched when another operation, or one of another size, reads its results. It reads every
 input once, and allocates and writes the results that still exist then: temporary ones stay in
 registers. A variable of the program may keep a result alive that nothing reads anymore; a region's
-second call and later ones do not write it. saving.py decides which results the backward pass keeps,
-and which it recomputes in its own fused kernels.
+second call and later ones do not write it. What needs the reduction of a whole tensor to one number
+waits for the kernel that reduces it. An operation that computes what an earlier one did costs
+nothing, as AOTAutograd removes it (torch/_functorch/compile_utils.py, `fx_graph_cse`). saving.py
+decides which results the backward pass keeps, and which it recomputes in its own fused kernels.
 """
 
 from __future__ import annotations
 
 import bisect
+import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from virtualgpu.core.gpu import VirtualGpu
 from virtualgpu.core.operand import moved, tensors
@@ -32,7 +36,7 @@ NAME = "fused kernels"
 NOTE = ("torch.compile: elementwise operations and reductions are fused, and the backward pass "
         "recomputes them; --no-fuse-pointwise models eager mode")
 aten = torch.ops.aten
-REDUCTIONS = {aten.mean, aten.sum, aten.amax, aten.var_mean, aten._softmax,
+REDUCTIONS = {aten.mean, aten.sum, aten.amax, aten.max, aten.min, aten.var_mean, aten._softmax,
               aten._softmax_backward_data, aten._log_softmax, aten._log_softmax_backward_data,
               aten.nll_loss_forward, aten.nll_loss_backward, aten.native_layer_norm,
               aten.native_layer_norm_backward, aten._fused_rms_norm,
@@ -50,13 +54,15 @@ class FusedKernel:
         stream: the stream that it runs on.
         elements: size of its iteration space.
         inlined: whether it is elementwise, so that a larger kernel can include it.
+        complete: whether it reduces everything to one number, so that what is as large as its input
+            and needs this number has to wait for all of it.
         read: bytes that it reads, by storage.
         written: bytes that it writes, by storage.
         operations: what it computes, while a trace is recorded.
     """
 
     def __init__(self, stream: str, elements: int) -> None:
-        self.stream, self.elements, self.inlined = stream, elements, True
+        self.stream, self.elements, self.inlined, self.complete = stream, elements, True, False
         self.read: dict[int, int] = {}
         self.written: dict[int, int] = {}
         self.operations: list[TracedOperation] = []
@@ -65,6 +71,7 @@ class FusedKernel:
         """Merge another kernel into this one."""
         self.elements = max(self.elements, other.elements)
         self.inlined = self.inlined and other.inlined
+        self.complete = self.complete or other.complete
         self.read |= other.read
         self.written |= other.written
         self.operations += other.operations
@@ -82,6 +89,8 @@ class Fuser:
             after its kernel was launched.
         before: those of the last call.
         entries: the entry of a live storage in `results`, and its place there.
+        numbers: a number for the values of a storage, by key, and the storage.
+        computed: numbers of the results of operations, by what they computed.
     """
 
     def __init__(self, gpu: VirtualGpu) -> None:
@@ -94,6 +103,9 @@ class Fuser:
         self.results: list[list] = []
         self.before: list[list] = []
         self.entries: dict[int, tuple[list, int]] = {}
+        self.numbers: dict[int, tuple[int, weakref.ref]] = {}
+        self.computed: dict[tuple, list[int]] = {}
+        self.count = itertools.count()
         self.saving = Saving(gpu, self.recomputed, self.used)
 
     @contextmanager
@@ -192,11 +204,16 @@ class Fuser:
             for kernel in self._producers((*keys, *map(key_of, produced))):
                 self.launch(kernel, keys)
             self.used(keys)
+            self._changed(map(key_of, produced))
             return False
+        if self._repeats(func, args, kwargs, plan, keys, produced):
+            return True
         elements = max((item.numel() for item in (*operands, *produced)), default=0)
         kernel = self._kernel(keys, elements, func.overloadpacket is aten.cat)
         kernel.inlined = kernel.inlined and (torch.Tag.pointwise in func.tags
                                              or func.overloadpacket in INLINED)
+        kernel.complete = kernel.complete or (
+            func.overloadpacket in REDUCTIONS and elements > 1 == produced[0].numel())
         self.used(key for key in keys if key not in kernel.written)
         for item in operands:
             key = key_of(item)
@@ -217,8 +234,9 @@ class Fuser:
         for key in keys:
             if key in self.entries:
                 self.entries[key][0][1] = True
-                if key in self.unwritten and key not in self.writers:  # the last call was different
-                    self._allocate(key)
+            # The last call of the region was different, or an earlier operation computed it.
+            if key in self.unwritten and key not in self.writers:
+                self._allocate(key)
 
     def recomputed(self, tensor: torch.Tensor, sources: dict[int, int]) -> None:
         """Defer the recomputation of a tensor.
@@ -233,6 +251,49 @@ class Fuser:
         self._write(kernel, tensor)
         if self.gpu.recorder is not None:
             kernel.operations.append(TracedOperation("recomputed", False, tensor.dtype, position()))
+
+    def _repeats(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict,
+                 plan: OperationPlan, keys: Sequence[int], produced: Sequence[torch.Tensor]
+                 ) -> bool:
+        """Return whether an operation computes what an earlier one did, and number its results.
+
+        Args:
+            func: the operation.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
+            plan: its plan.
+            keys: the storages that it reads.
+            produced: its results.
+        """
+        outputs = list(map(key_of, produced))
+        if not keys or plan.changed is not None or not {*keys}.isdisjoint(outputs) or (
+                torch.Tag.nondeterministic_seeded in func.tags):
+            self._changed(outputs)
+            return False
+        what = (func, *kwargs, *map(self._identity, tree_leaves((args, kwargs))))
+        before = self.computed.get(what)
+        numbers = before or [next(self.count) for _ in produced]
+        self.computed[what] = numbers
+        for item, number in zip(produced, numbers, strict=True):
+            self.numbers[key_of(item)] = number, weakref.ref(item.untyped_storage())
+        return before is not None
+
+    def _identity(self, argument: object) -> tuple:
+        """Return a tuple that is the same for two arguments of operations if their values are."""
+        if not isinstance(argument, torch.Tensor):
+            return type(argument), argument
+        key, storage = key_of(argument), argument.untyped_storage()
+        number, known = self.numbers.get(key, (None, None))
+        if known is None or known() is not storage:
+            number = next(self.count)
+            self.numbers[key] = number, weakref.ref(storage)
+        return (number, argument.dtype, argument.shape, argument.stride(),
+                argument.storage_offset())
+
+    def _changed(self, keys: Iterable[int]) -> None:
+        """Note that storages have other values now."""
+        for key in keys:
+            self.numbers.pop(key, None)
 
     def _producers(self, keys: Iterable[int]) -> list[FusedKernel]:
         """Return the deferred kernels that write some storages."""
@@ -249,7 +310,7 @@ class Fuser:
         """
         joined: FusedKernel | None = None
         for kernel in self._producers(keys):
-            if kernel.stream != self.gpu.stream or (
+            if kernel.stream != self.gpu.stream or (kernel.complete and elements > 1) or (
                     elements > kernel.elements and not grows and not kernel.inlined):
                 self.launch(kernel, keys)
             elif joined is None:
@@ -261,6 +322,7 @@ class Fuser:
         if joined is None:
             joined = next((kernel for kernel in self.kernels
                            if kernel.elements == elements and kernel.stream == self.gpu.stream
+                           and not kernel.complete
                            and not kernel.read.keys().isdisjoint(keys)), None)
         if joined is None:
             joined = FusedKernel(self.gpu.stream, elements)
@@ -282,6 +344,8 @@ class Fuser:
 
     def flush(self) -> None:
         """Launch all deferred kernels."""
+        self.numbers.clear()
+        self.computed.clear()
         while self.kernels:
             self.launch(self.kernels[0])
 

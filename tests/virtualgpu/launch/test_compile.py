@@ -69,6 +69,30 @@ def test_a_fused_kernel_reads_its_input_and_writes_what_is_needed():
     assert any("modeled as eager mode" in one.text for one in eager.assumptions)
 
 
+def in_fp8(x):
+    """Return x in FP8 with one scale, as torchao's linear layers cast it."""
+    scale = 448 / x.abs().max().double().clamp(min=1e-12)
+    return (x.float() * scale.float()).clamp(-448, 448).to(torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize("function, expected", [
+    (in_fp8, 2 + 2 + 1),  # one kernel finds the scale, and one needs it
+    (lambda x: (in_fp8(x), in_fp8(x)), 2 + 2 + 1),  # the second computes what the first did
+    (lambda x: (in_fp8(x), in_fp8(x[:ROWS // 2])), 2 + 2 + 1 + (2 + 2 + 1) / 2),
+    (lambda x: (x * 2, x.mul_(2), x * 2), 2 + 2 + 2 + 2),  # x has changed
+    (lambda x: (nn.functional.dropout(x), nn.functional.dropout(x)), 2 + 2 + 2),  # random
+])
+def test_bytes_of_fused_kernels(function, expected):
+    def program():
+        x = torch.randn(ROWS, WIDTH, device="cuda", dtype=torch.bfloat16)
+        with torch.no_grad():
+            torch.compile(function)(x)
+
+    card = parse("h100").card
+    found = run(program).busy["fused kernels"] * card.bandwidth * card.efficiency.vector
+    assert found / (ROWS * WIDTH) == pytest.approx(expected, rel=0.1)
+
+
 def saved_bytes(function, *shapes):
     """Bytes per element of the first input that stay allocated between the passes, compiled."""
     def program():

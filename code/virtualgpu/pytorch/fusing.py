@@ -91,6 +91,9 @@ class Fuser:
         entries: the entry of a live storage in `results`, and its place there.
         numbers: a number for the values of a storage, by key, and the storage.
         computed: numbers of the results of operations, by what they computed.
+        first: the storage that such a number was computed in, by number.
+        same: the storage that holds the values of a repeated result, by the result's key.
+        again: what a kernel reads to compute a repeated result that lived in registers only.
     """
 
     def __init__(self, gpu: VirtualGpu) -> None:
@@ -105,6 +108,9 @@ class Fuser:
         self.entries: dict[int, tuple[list, int]] = {}
         self.numbers: dict[int, tuple[int, weakref.ref]] = {}
         self.computed: dict[tuple, list[int]] = {}
+        self.first: dict[int, weakref.ref] = {}
+        self.same: dict[int, torch.UntypedStorage] = {}
+        self.again: dict[int, dict[int, int]] = {}
         self.count = itertools.count()
         self.saving = Saving(gpu, self.recomputed, self.used)
 
@@ -197,17 +203,21 @@ class Fuser:
                            if plan.changed is not None else list(nested(out)))
         if self.depth:
             self.saving.ran(func, operands, produced, fusible, plan.changed is None)
-        keys = list(map(key_of, operands))
+        if plan.changed is not None:
+            self._changed(map(key_of, produced))
+        keys = list(map(self._key, operands))
         if not fusible:
             if not self.inside():
                 self.flush()
+            self._compute_again(operands)
             for kernel in self._producers((*keys, *map(key_of, produced))):
                 self.launch(kernel, keys)
             self.used(keys)
             self._changed(map(key_of, produced))
             return False
-        if self._repeats(func, args, kwargs, plan, keys, produced):
+        if self._repeats(func, args, kwargs, plan, operands, produced):
             return True
+        self._compute_again(operands)
         elements = max((item.numel() for item in (*operands, *produced)), default=0)
         kernel = self._kernel(keys, elements, func.overloadpacket is aten.cat)
         kernel.inlined = kernel.inlined and (torch.Tag.pointwise in func.tags
@@ -216,7 +226,7 @@ class Fuser:
             func.overloadpacket in REDUCTIONS and elements > 1 == produced[0].numel())
         self.used(key for key in keys if key not in kernel.written)
         for item in operands:
-            key = key_of(item)
+            key = self._key(item)
             if key not in kernel.written:
                 kernel.read.setdefault(key, moved(item))
         for item in produced:
@@ -253,30 +263,51 @@ class Fuser:
             kernel.operations.append(TracedOperation("recomputed", False, tensor.dtype, position()))
 
     def _repeats(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict,
-                 plan: OperationPlan, keys: Sequence[int], produced: Sequence[torch.Tensor]
-                 ) -> bool:
+                 plan: OperationPlan, operands: Sequence[torch.Tensor],
+                 produced: Sequence[torch.Tensor]) -> bool:
         """Return whether an operation computes what an earlier one did, and number its results.
 
-        Args:
-            func: the operation.
-            args: its positional arguments.
-            kwargs: its keyword arguments.
-            plan: its plan.
-            keys: the storages that it reads.
-            produced: its results.
+        The arguments are those of `take`, with the tensors that it reads and its results.
         """
         outputs = list(map(key_of, produced))
-        if not keys or plan.changed is not None or not {*keys}.isdisjoint(outputs) or (
+        if not operands or plan.changed is not None or not (
+                {*map(key_of, operands)}.isdisjoint(outputs)) or (
                 torch.Tag.nondeterministic_seeded in func.tags):
             self._changed(outputs)
             return False
         what = (func, *kwargs, *map(self._identity, tree_leaves((args, kwargs))))
         before = self.computed.get(what)
-        numbers = before or [next(self.count) for _ in produced]
-        self.computed[what] = numbers
-        for item, number in zip(produced, numbers, strict=True):
-            self.numbers[key_of(item)] = number, weakref.ref(item.untyped_storage())
+        numbers = self.computed[what] = before or [next(self.count) for _ in produced]
+        for item, number, key in zip(produced, numbers, outputs, strict=True):
+            self.numbers[key] = number, weakref.ref(item.untyped_storage())
+            first = before and self.first[number]()
+            if first is not None:
+                self.same[key] = first
+                continue
+            self.first[number] = self.numbers[key][1]
+            if before is not None:
+                self.again[key] = self._sources(func, operands, item)
         return before is not None
+
+    def _sources(self, func: torch._ops.OpOverload, operands: Sequence[torch.Tensor],
+                 result: torch.Tensor) -> dict[int, int]:
+        """Return the bytes that a kernel reads to compute a result in its registers, by storage.
+
+        A kernel that reduced has written its result, which a compiled program keeps.
+        """
+        if torch.Tag.pointwise not in func.tags and func.overloadpacket not in INLINED:
+            return {key_of(result): moved(result)}
+        read: dict[int, int] = {}
+        for item in operands:
+            read |= self.again.get(key_of(item), {self._key(item): moved(item)})
+        return read
+
+    def _compute_again(self, operands: Sequence[torch.Tensor]) -> None:
+        """Defer what computes operands again that lived in registers only."""
+        for item in operands:
+            sources = self.again.pop(key_of(item), None)
+            if sources is not None:
+                self.recomputed(item, sources)
 
     def _identity(self, argument: object) -> tuple:
         """Return a tuple that is the same for two arguments of operations if their values are."""
@@ -290,10 +321,18 @@ class Fuser:
         return (number, argument.dtype, argument.shape, argument.stride(),
                 argument.storage_offset())
 
+    def _key(self, tensor: torch.Tensor) -> int:
+        """Return the key of the storage that holds a tensor's values."""
+        first = self.same.get(key_of(tensor))
+        return key_of(tensor) if first is None else first._cdata
+
     def _changed(self, keys: Iterable[int]) -> None:
         """Note that storages have other values now."""
         for key in keys:
             self.numbers.pop(key, None)
+            for repeated in [other for other, first in self.same.items()
+                             if key in (other, first._cdata)]:
+                del self.same[repeated]
 
     def _producers(self, keys: Iterable[int]) -> list[FusedKernel]:
         """Return the deferred kernels that write some storages."""
@@ -346,6 +385,7 @@ class Fuser:
         """Launch all deferred kernels."""
         self.numbers.clear()
         self.computed.clear()
+        self.first.clear()
         while self.kernels:
             self.launch(self.kernels[0])
 
@@ -396,6 +436,9 @@ class Fuser:
         self.unwritten.pop(key, None)
         self.entries.pop(key, None)
         self.saving.died(key)
+        self.again.pop(key, None)
+        self.same.pop(key, None)  # last, because this may free the first result
+
 
 
 class TracedOperation(NamedTuple):

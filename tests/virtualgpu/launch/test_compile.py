@@ -78,6 +78,8 @@ def in_fp8(x):
 @pytest.mark.parametrize("function, expected", [
     (in_fp8, 2 + 2 + 1),  # one kernel finds the scale, and one needs it
     (lambda x: (in_fp8(x), in_fp8(x)), 2 + 2 + 1),  # the second computes what the first did
+    (lambda x: (x.float() * 2, x.float() * 3), 2 + 4 + 4),  # the conversion stays in registers
+    (lambda x: (x.float(), x.float() * 3), 2 + 4 + 4),
     (lambda x: (in_fp8(x), in_fp8(x[:ROWS // 2])), 2 + 2 + 1 + (2 + 2 + 1) / 2),
     (lambda x: (x * 2, x.mul_(2), x * 2), 2 + 2 + 2 + 2),  # x has changed
     (lambda x: (nn.functional.dropout(x), nn.functional.dropout(x)), 2 + 2 + 2),  # random

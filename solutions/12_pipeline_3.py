@@ -2781,7 +2781,7 @@ assert norms < 1e-2, "The losses agree, and the gradient norms do not. Which gra
 guess_deferred = 0.2
 ### END SOLUTION
 
-# %% tags=["explore"] short={"--delay-wgrad-compute": "--global-batch-size 8"}
+# %% tags=["explore"] short={"--delay-wgrad-compute": "--global-batch-size 6"}
 FOLDER = "megatron/timeline/deferred"
 !virtualrun {RUN} --delay-wgrad-compute --timeline {FOLDER} 2>&1 | grep -E "virtual(run)?:|timeline of|error"
 deferred = plots.timeline(FOLDER)

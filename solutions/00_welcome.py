@@ -475,14 +475,17 @@ def mistake(case, commands):
             if not drained & set(job["nodes"]):
                 return f"{command!r}: no node that job {number} must run on is drained, so leave it its nodes."
             now[number]["nodes"] = match[4].split(",") if match[4] else []
+            if not set(now[number]["nodes"]) <= set(job["nodes"]):
+                return f"{command!r}: job {number} did not ask for this node. List only nodes that it keeps, or none."
         elif field == "timelimit":
             if job["minutes"] <= limit:
                 return f"{command!r}: the partition allows the time that job {number} requests."
-            if match[4] != str(limit):
+            if match[4].removesuffix(":00") != str(limit):
                 return f"{command!r}: the partition allows {limit} minutes. Request all of them."
             now[number]["minutes"] = limit
         else:
-            after = [[kind, int(other)] for kind, other in re.findall(r"(after\w+):(\d+)", match[4])]
+            after = [[kind, int(other)] for kind, others in re.findall(r"(after\w+)((?::\d+)+)", match[4])
+                     for other in others[1:].split(":")]
             # What has ended already fulfills an afterany, so that may go, too.
             kept = [one for one in job["after"] if one[1] not in failed]
             after = [one for one in after if one[0] != "afterany" or one[1] not in failed]
@@ -542,6 +545,10 @@ for one in check.draw(30, queue=drawn_jobs, drained=lambda source: source.sample
     wrong = mistake(case, check.call(unblock, case["jobs"], case["drained"], case["limit"], case["failed"]))
     check.that(not wrong, f"{wrong}")
 ### END HIDDEN TESTS
+
+# %% [raw] mutant="unblock" hint="did not ask for this node"
+# -            commands.append(f"{update} ReqNodeList=")
+# +            commands.append(f"{update} ReqNodeList=slurmnode1")
 
 # %% [raw] mutant="unblock" hint="can still do what it waits for"
 # -        possible = [(kind, other) for kind, other in job["after"] if kind != "afterok" or other not in failed]
@@ -733,7 +740,8 @@ check.function(
             [None, None, [], None, None, None],
         "Ranks 0 and 4 failed by themselves, so they explain the silence of the others.":
             [[2, 5], None, None, None, None, None],
-        "A RuntimeError can be a cause: look at its text, not at its type.":
+        "Rank 4 failed by itself, too. A RuntimeError can be a cause: look at its text, not at its type, and return every "
+        "rank that failed by itself.":
             [[0], None, None, None, None, None],
         "Two all-reduces may still be two different ones: compare their elements, too.":
             [None, None, None, [], None, None],
@@ -750,7 +758,7 @@ def drawn_failure(source):
     kind = source.choice(["own", "silent", "elsewhere", "network"])
     guilty = sorted(source.sample(range(ranks), source.randrange(1, max(2, ranks // 4 + 1))))
     number = source.randrange(2, 10**6)
-    other = source.choice([{"operation": "BROADCAST"}, {"elements": 5056}])
+    other = source.choice([{"operation": "BROADCAST"}, {"elements": 5056}, {"number": number - 1}])
     where = {"number": number, "operation": source.choice(["ALLREDUCE", "_REDUCE_SCATTER_BASE"]), "elements": 10**7}
     odd = {**where, **other}
     reports = []

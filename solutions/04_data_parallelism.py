@@ -189,6 +189,8 @@ def require_neighbors(runs):
             check.that(targets == [(rank + 1) % ranks],
                        f"Rank {rank} of {ranks} sends to {', '.join(map(str, targets)) or 'nobody'}. "
                        "It must send its tensor to its right neighbor, and to no other rank.")
+            check.that(all(call.finished is not None for call in run.calls(rank)), f"Rank {rank} returns without waiting for "
+                       "a send or receive. Keep each work handle, and call its wait() before you return.")
 
 
 require_neighbors(runs)
@@ -212,6 +214,9 @@ require_neighbors(check.ranks(
 #     dist.recv(received, src=(rank - 1) % ranks)
 #     dist.send(tensor, dst=(rank + 1) % ranks)
 #     return received
+
+# %% [raw] mutant="shift" hint="returns without waiting"
+# -    sending.wait()
 
 # %% [raw] mutant="shift" hint="the same shape and dtype"
 # -    received = torch.empty_like(tensor)
@@ -393,6 +398,8 @@ def require_ring(runs, itemsize=4, members=None):
             check.that(run.bytes(rank, "send") <= most,
                        f"Rank {rank} sends {run.bytes(rank, 'send')} bytes. Of a tensor of {elements * itemsize} "
                        f"bytes, a ring of {ranks} ranks sends {most}: one chunk in each step.")
+            check.that(all(call.finished is not None for call in run.calls(rank)), f"Rank {rank} returns without waiting for "
+                       "a send or receive. Keep each work handle, and call its wait() before you return.")
         total, least = sum(run.bytes(rank, "send") for rank in group), 2 * (ranks - 1) * elements * itemsize
         check.that(total >= least, f"The {ranks} ranks send {total} bytes in total. In a ring, each chunk is sent "
                    f"{ranks - 1} times to be summed and {ranks - 1} times to be copied, {least} bytes in total.")
@@ -451,6 +458,9 @@ require_ring(check.ranks(
 # -    chunks = tensor.view(-1).tensor_split(ranks)
 # +    size = tensor.numel() // ranks
 # +    chunks = [tensor.view(-1)[size * at:size * (at + 1)] for at in range(ranks)]
+
+# %% [raw] mutant="collectives" hint="returns without waiting"
+# -        sending.wait()
 
 # %% [raw] mutant="collectives" hint="must not block"
 # -        sending = dist.isend(chunks[(rank - step) % ranks], right, group)
@@ -1664,17 +1674,19 @@ def own_all_reduce(kind, seed, samples):
     return replicas.gradient_norm(replica)
 
 
-def one_backward_pass(layers, bucket_mb, scale):
+def one_backward_pass(layers, bucket_mb, scale, ring=False):
     """Run one step of layers of 1 KiB each, with a first backward pass in no_sync.
 
-    `scale` multiplies this rank's loss. Returns the sum of each averaged gradient.
+    `scale` multiplies this rank's loss. With `ring`, gradients are averaged with the ring of
+    collectives.py. Returns the sum of each averaged gradient.
     """
+    from mytrainer.collectives import all_reduce
     from mytrainer.ddp import DataParallel
 
     model = torch.nn.Sequential(*[torch.nn.Linear(16, 16, bias=False) for _ in range(layers)])
     for layer in model:
         torch.nn.init.eye_(layer.weight)
-    replica = DataParallel(model, bucket_mb)
+    replica = DataParallel(model, bucket_mb, all_reduce if ring else None)
     with replica.no_sync():
         (replica(torch.ones(4, 16)).sum() * scale).backward()
     (replica(torch.ones(4, 16)).sum() * scale).backward()
@@ -1878,6 +1890,11 @@ with check.parts():
         (run,) = check.ranks(one_backward_pass, ranks=2, expected=[[[3072.0] * 8] * 2],
                              cases=[{"layers": 8, "bucket_mb": 0.002, "scale": check.by_rank([1.0, 2.0])}])
         require_overlap(run, 8, 2)
+        (run,) = check.ranks(one_backward_pass, ranks=2, expected=[[[3072.0] * 8] * 2],
+                             cases=[{"layers": 8, "bucket_mb": 0.002, "scale": check.by_rank([1.0, 2.0]), "ring": True}])
+        for rank in (0, 1):
+            check.that(run.calls(rank, "send")[0].started < run.records[rank].flops, f"Rank {rank} calls the given "
+                       "all_reduce only after the backward pass. Call it where you would start dist.all_reduce.")
         ### BEGIN HIDDEN TESTS
         scale = check.for_each_rank(check.between(1, 9))
         drawn = check.draw(1, layers=[6, 10], bucket_mb=[0.002], scale=scale)
@@ -1940,6 +1957,10 @@ with check.parts():
 # %% [raw] mutant="ddp" hint="ValueError"
 # -        while len(self.started) < len(self.buckets):
 # -            self._start()
+
+# %% [raw] mutant="ddp" hint="only after the backward pass"
+# -        if not self.synchronizes:
+# +        if not self.synchronizes or self.all_reduce is not None:
 
 # %% [raw] mutant="ddp" hint="wait in finish()"
 # -            work = dist.all_reduce(flat, async_op=True)

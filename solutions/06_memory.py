@@ -745,8 +745,9 @@ def replayed_on_gpu(first, between):
         state[0] += 1
         return state[0] - 1
 
-    fakes = {"get_rng_state": get, "set_rng_state": put, "current_device": lambda: 0,
-             "get_rng_state_all": lambda: [get()], "set_rng_state_all": lambda new: put(new[0])}
+    fakes = {"get_rng_state": get, "set_rng_state": put, "current_device": lambda: 0, "device_count": lambda: 1,
+             "is_available": lambda: True, "get_rng_state_all": lambda: [get()],
+             "set_rng_state_all": lambda new: put(new[0])}
     with mock.patch.multiple("torch.cuda", **fakes):
         from mytrainer.states import States
 

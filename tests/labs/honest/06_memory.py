@@ -90,9 +90,8 @@ class States:
 
     @contextlib.contextmanager
     def replay(self):
-        devices = [torch.cuda.current_device()] if self.kind == "cuda" else []
         with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.random.fork_rng(devices=devices))
+            stack.enter_context(torch.random.fork_rng())
             torch.set_rng_state(self.cpu)
             if self.gpu is not None:
                 torch.cuda.set_rng_state(self.gpu)

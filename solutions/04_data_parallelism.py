@@ -2768,8 +2768,8 @@ collectives.efficiency({
 # Write `best_bucket`, which returns the bucket size for which the last all-reduce ends earliest, to within 2%. It is at
 # most $G$. Treat all buckets as full, although $G/s$ may not be a whole number. The check compares times, not sizes, so
 # derive the optimum or search for it, as you like. Then your `DataParallel` trains on 16 virtual H100s in two nodes on
-# Ethernet, with the size that you compute. Its first two steps must be faster than those of PyTorch's
-# DistributedDataParallel with `bucket_cap_mb=25`. (That is a low bar, because PyTorch has a single bucket in the first
+# Ethernet, with the size that you compute. Its first two steps must be at least 3% faster than those of
+# PyTorch's DistributedDataParallel with `bucket_cap_mb=25`. (That is a low bar, because PyTorch has a single bucket in the first
 # step. It builds its buckets once it has seen the order of the gradients.)
 
 # %% answer="bucket-size"
@@ -2829,7 +2829,7 @@ usual = check.baseline(reduced_by_torch, {**model, "bucket_mb": 25, "steps": 2},
                        link="ethernet:100gbit", present=[0])
 took, best = cost.milliseconds - begun.milliseconds, usual.milliseconds - begun.milliseconds
 check.pass_mark(took, f"Two steps take {took:.1f} ms with your buckets of {size:.1f} MiB, but {best:.1f} ms with PyTorch's "
-                "DistributedDataParallel and its usual 25 MiB.", error=cost.error, below=best)
+                "DistributedDataParallel and its usual 25 MiB.", error=cost.error, below=0.97 * best)
 ### BEGIN HIDDEN TESTS
 for case in check.draw(6, gradients=check.between(1e8, 9e9), backward=check.between(0.004, 0.2),
                        call=check.between(2e-5, 2e-3), bandwidth=check.between(3e9, 2e11)):

@@ -332,12 +332,13 @@ half.draw_histograms({name: histogram.log2_histogram(gradient, -40, 0)[1].tolist
 
 # %% [markdown]
 # It is mostly the logits' gradients that are lost, and hardly those of the layers. The gradient of a layer's output
-# contains the term of its token's label, which is about 4,096 times as large as the other words', and the final layer norm
-# enlarges it, because it divides the hidden states by their standard deviation, which is small. A weight's gradient adds up 512 tokens. But all of them are computed from the logits' gradients: a backward pass in fp16 would start with
-# almost nothing but the labels' own terms. With a single micro-batch, or a loss that is
-# multiplied by 64 or more, they survive, though as **subnormals**, with only a few significant bits. And there is plenty
-# of headroom on the right. How much a loss can be multiplied depends
-# on the model, the batch, and how far training has come, so the right factor is found by trial, in the second sitting.
+# contains the term of its token's label, which is about 4,096 times as large as the other words', and the final layer
+# norm enlarges it, because it divides the hidden states by their standard deviation, which is small. A weight's
+# gradient adds up 512 tokens. But all of them are computed from the logits' gradients: a backward pass in fp16 would
+# start with almost nothing but the labels' own terms. With a single micro-batch, or a loss that is multiplied by 64 or
+# more, they survive, though as **subnormals**, with only a few significant bits. And there is plenty of headroom on the
+# right. How much a loss can be multiplied depends on the model, the batch, and how far training has come, so the right
+# factor is found by trial, in the second sitting.
 
 # %% [markdown]
 # ## Master weights
@@ -507,20 +508,20 @@ with check.parts():
         ### END HIDDEN TESTS
     with check.part(2, "holds no more tensors than it needs"):
         # 2**27 parameters: the step takes 2.25 GiB, and a copy of the gradients 0.5 GiB more.
-        small = check.gpus(precision_steps, {"width": 4096, "layers": 8, "samples": 256, "steps": 2}, "h100:1",
-                           least={"flops": 2 * 23 * 2 * 256 * 4096**2, "dtype": "fp16", "live": 14 * 2**27})
+        small = check.gpus(precision_steps, {"width": 4096, "layers": 8, "samples": 256, "steps": 3}, "h100:1",
+                           least={"flops": 3 * 23 * 2 * 256 * 4096**2, "dtype": "fp16", "live": 14 * 2**27})
         check.pass_mark(small.peak_memory, error=small.memory_error, below=2.62, hint=(
             f"{small.peak_memory:.2f} GiB at the peak, {small.peak_memory * 2**30 / 2**27:.0f} bytes per parameter: the "
             "step holds more than one fp32 tensor for each gradient."))
         # 6.8 bytes of activations for each parameter: the end of the forward pass needs most.
-        large = check.gpus(precision_steps, {"width": 4096, "layers": 8, "samples": 12_288, "steps": 2}, "h100:1",
-                           least={"flops": 2 * 23 * 2 * 12_288 * 4096**2, "dtype": "fp16",
+        large = check.gpus(precision_steps, {"width": 4096, "layers": 8, "samples": 12_288, "steps": 3}, "h100:1",
+                           least={"flops": 3 * 23 * 2 * 12_288 * 4096**2, "dtype": "fp16",
                                   "live": 14 * 2**27 + 9 * 2 * 12_288 * 4096})
         check.pass_mark(large.peak_memory, error=large.memory_error, below=2.96, hint=(
             f"{large.peak_memory:.2f} GiB at the peak: something that only the backward pass and the step need is still "
             "allocated in the next forward pass."))
-        single = check.gpus(precision_steps, {"width": 4096, "layers": 8, "samples": 256, "steps": 2, "dtype": "float32"},
-                            "h100:1", least={"flops": 2 * 23 * 2 * 256 * 4096**2, "live": 16 * 2**27})
+        single = check.gpus(precision_steps, {"width": 4096, "layers": 8, "samples": 256, "steps": 3, "dtype": "float32"},
+                            "h100:1", least={"flops": 3 * 23 * 2 * 256 * 4096**2, "live": 16 * 2**27})
         check.pass_mark(single.peak_memory, error=single.memory_error, below=2.3, hint=(
             f"{single.peak_memory:.2f} GiB at the peak for a model in fp32: its parameters are their own master weights, "
             "and need no copy."))
@@ -729,8 +730,8 @@ def require_small(runs):
 
 
 require_small(runs)
-many = check.gpus(unscale_on_gpu, {"width": 64, "matrices": 64}, "h100:1", least={"live": 2 * 4 * 64 * 64**2})
-check.that(many.reads <= 1, f"For 64 parameters, the CPU waits for the GPU {many.reads} times, and the GPU runs dry each "
+many = check.gpus(unscale_on_gpu, {"width": 64, "matrices": 300}, "h100:1", least={"live": 2 * 4 * 300 * 64**2})
+check.that(many.reads <= 1, f"For 300 parameters, the CPU waits for the GPU {many.reads} times, and the GPU runs dry each "
            "time. Keep the flag on the device, and read it once.")
 # 512 MiB of gradients.
 cost = check.gpus(unscale_on_gpu, {"width": 4096, "matrices": 8}, "h100:1", least={"live": 2 * 4 * 8 * 4096**2})

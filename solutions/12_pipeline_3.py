@@ -2774,24 +2774,25 @@ assert losses < 1e-4, "One of your files trains differently from the reference. 
 assert norms < 1e-2, "The losses agree, and the gradient norms do not. Which gradients does your queue still hold?"
 
 # %% [markdown]
-# For what share of the step will one of the 1,024 GPUs be idle now? Set `guess_deferred`, from 0 to 1:
+# By how many percent does this shorten the step on the 1,024 GPUs? Set `guess_deferred`:
 
 # %% answer="guess-deferred"
 ### BEGIN SOLUTION
-guess_deferred = 0.2
+guess_deferred = 10
 ### END SOLUTION
 
 # %% tags=["explore"] short={"--delay-wgrad-compute": "--global-batch-size 6"}
 FOLDER = "megatron/timeline/deferred"
 !virtualrun {RUN} --delay-wgrad-compute --timeline {FOLDER} 2>&1 | grep -E "virtual(run)?:|timeline of|error"
 deferred = plots.timeline(FOLDER)
-check.compare("share of the step in which a GPU is idle, with all weight gradients in W (modeled)", guess_deferred, deferred.bubble_fraction)
+check.compare("percent of the step's time that is saved with all weight gradients in W (modeled)", guess_deferred,
+              100 * (1 - deferred.total / thousand.total))
 plots.pipeline(FOLDER, "All weight gradients in W")
 
 # %% [markdown]
-# A step takes 9% less time (modeled), although the GPUs do the same work and send the same bytes. B has lost GEMMs and an
-# all-gather that no other stage waits for, and the longer W fills more of the bubble. In W, the all-gather hides behind
-# nothing yet. The [implementation of the paper's
+# A step takes 9% less time (modeled), although the GPUs do the same work and send the same bytes. B has lost GEMMs and
+# an all-gather that no other stage waits for, and the longer W fills more of the bubble. In W, the all-gather hides
+# behind nothing yet. The [implementation of the paper's
 # authors](https://github.com/sail-sg/zero-bubble-pipeline-parallelism/blob/main/megatron/core/tensor_parallel/layers.py)
 # gathers in W, too.
 #

@@ -24,8 +24,6 @@ ANY_UNIT = r"ms|us|s|[KMGT]i?B|bytes|TFLOP/s|tokens|GPUs|steps|%"
 KNOWN = {
     ("03_multi_node", "percent of the step in the bubble (virtual)"): "what another job waits",
     ("05_mixed_precision", "percentage of kernel time on Tensor Cores"): "the MFU of another job",
-    ("12_pipeline_3", "share of the step in which a GPU is idle, with all weight gradients in W "
-     "(modeled)"): "idle times of other schedules and sizes",
     ("14_heterogeneous_clusters", "times as fast"): "milliseconds of a layer"}
 GUESSED = re.compile(r"^(.*): you guessed \S+, it is ([\d,.]+(?:e[+-]?\d+)?)$", re.MULTILINE)
 

@@ -19,7 +19,7 @@ FILES = sorted((CODE / "minimegatron").rglob("*.py"))
 # layout and are saved while training goes on, for optimizer state that every replica saves, for
 # offloaded optimizer state and activations, also on CUDA devices, for tokenizers in Hugging Face's
 # format, and for generated text, whose three files no training run imports.
-LIMITS = {"The package has": 13_080, "The core has": 3_000}
+LIMITS = {"The package has": 13_050, "The core has": 3_000}
 FILE_LIMIT, FUNCTION_LIMIT = 500, 50
 FEWEST = 60
 SMALL = {  # why a file has fewer lines than that

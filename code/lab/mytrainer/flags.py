@@ -269,14 +269,13 @@ def _check_rounding(config: LoopConfig) -> None:
     if config.precision != "bf16":
         raise UserError("--stochastic-rounding: mytrainer/rounding.py rounds to bf16; nearest: "
                         "--stochastic-rounding --bf16")
-    needs = {"autocast": "its parameters are in fp32", "save": "a checkpoint has master weights",
-             "load": "a checkpoint has master weights",
-             "fp8_format": "FP8 layers were tested with master weights only"}
-    shards = "sharded parameters were tested with master weights only"
-    needs |= dict.fromkeys(("data_parallel_sharding_strategy", "use_distributed_optimizer"), shards)
-    needs |= {"own_model": "ranks that share a layer would have to draw different numbers"}
-    needs |= dict.fromkeys(("tensor_model_parallel_size", "pipeline_model_parallel_size"),
-                           needs["own_model"])
+    needs = {"autocast": "its parameters are in fp32"}
+    needs |= dict.fromkeys(("save", "load"), "a checkpoint has master weights")
+    needs |= dict.fromkeys(("fp8_format", "data_parallel_sharding_strategy",
+                            "use_distributed_optimizer"), "tested with master weights only")
+    needs |= dict.fromkeys(("own_model", "tensor_model_parallel_size",
+                            "pipeline_model_parallel_size"),
+                           "ranks that share a layer would have to draw different numbers")
     for name, problem in needs.items():
         if getattr(config, name) != table_of(LoopConfig)[name].default:
             raise UserError(f"--stochastic-rounding with {_shown(config, name)}: {problem}; "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.utils import _device
@@ -51,20 +51,26 @@ def install(gpu: CudaGpu) -> None:
             return generator.__new__(cls, "cpu")
 
     torch.Generator = Generator
-    grouped = torch._C._group_tensors_by_device_and_dtype
+    torch._C._group_tensors_by_device_and_dtype = _grouped(
+        torch._C._group_tensors_by_device_and_dtype)
 
+
+def _grouped(original: Callable) -> Callable:
+    """Return the function that groups tensors by the device that the program sees.
+
+    Optimizers call it. C++ sees the tensors of GPUs, and those on the CPU whose values were not
+    computed, on meta.
+    """
     def group(lists, with_indices=False):
-        """Group tensors by the device that the program sees, as optimizers request it."""
         groups: dict[tuple[torch.device, torch.dtype], tuple[list[list], list[int]]] = {}
         if {item.device.type for some in lists for item in some if item is not None} == {"cpu"}:
-            # C++ may see some of them on meta, because their values were not computed.
             for index, item in enumerate(lists[0]):
                 group = groups.setdefault((item.device, item.dtype), ([[] for _ in lists], []))
                 for column, some in zip(group[0], lists, strict=True):
                     column += some[index:index + 1]
                 group[1].append(index)
             return groups
-        for (device, dtype), (columns, indices) in grouped(lists, with_indices).items():
+        for (device, dtype), (columns, indices) in original(lists, with_indices).items():
             group = groups.setdefault((_device_of(columns, device), dtype),
                                       ([[] for _ in columns], []))
             for column, more in zip(group[0], columns, strict=True):
@@ -72,13 +78,15 @@ def install(gpu: CudaGpu) -> None:
             group[1].extend(indices)
         return groups
 
-    def _device_of(lists, device: torch.device) -> torch.device:
-        if device.type != "meta":
-            return device
-        return next((item.device for some in lists for item in some
-                     if item is not None and item.device.type != "cpu"), torch.device("cpu"))
+    return group
 
-    torch._C._group_tensors_by_device_and_dtype = group
+
+def _device_of(lists: Sequence[Sequence], device: torch.device) -> torch.device:
+    """Return the device that the program sees of tensors that C++ sees on one."""
+    if device.type != "meta":
+        return device
+    return next((item.device for some in lists for item in some
+                 if item is not None and item.device.type != "cpu"), torch.device("cpu"))
 
 
 def _device_type(original: type) -> type:

@@ -2030,10 +2030,11 @@ for gpu, flags in RECIPES:
 # --stochastic-rounding`, `my_trainer.py` trains with it.
 #
 # - Parameters are in bf16, and between two steps, nothing else holds their values. Micro-batches accumulate in fp32.
-# - In a step, the wrapped optimizer updates fp32 values that begin as the bf16 ones. It keeps its own state, such as
+# - In a step, the wrapped optimizer updates fp32 copies of the bf16 values. It keeps its own state, such as
 #   moments, from step to step. At most one parameter at a time is in memory in fp32.
-# - The result is rounded at random, each element on its own and in each step anew, so that its mean is exact.
-# - All ranks round alike, without communication, whatever the states of their default generators, which do not change: replicas stay equal.
+# - Each result is rounded stochastically, independently for every element and step, so that its expected value is exact.
+# - Replicas stay equal without communication, even if the ranks' default generators are in different states. `step` does
+#   not advance these generators.
 #
 # An optimizer knows its tensors by identity, but assigning another tensor to `tensor.data`, even an empty one, replaces
 # their memory.
@@ -2163,7 +2164,7 @@ def require_rounding(ranks, start, fraction, steps):
     said = f"{steps} step(s) by {fraction:.3g} of the gap between two bf16 numbers: "
     spread_said = said + (f"the elements' standard deviation is {128 * spread:.3g} gaps, and that of independent draws is "
                           f"{width:.3g}. ")
-    check.that(128 * spread <= 2 * width, spread_said + "Does each element draw in each step anew?")
+    check.that(128 * spread <= 2 * width, spread_said + "Does each element draw a new number in each step?")
     check.that(abs(moved - right) <= 0.1 * width, said + (
         f"4,096 elements move by {moved:.3g} gaps on average instead of {right:.3g}. Rounding to nearest loses such updates, "
         "and a single draw moves all elements or none. Which values of the discarded half of the bits must round up, and "
@@ -2225,7 +2226,7 @@ with check.parts():
 # -            bits += torch.randint(2**16, bits.shape, generator=self.generator, dtype=torch.int32, device=bits.device)
 # +            bits += torch.randint(2**16, bits.shape, dtype=torch.int32, device=bits.device)
 
-# %% [raw] mutant="rounding" hint="in each step anew"
+# %% [raw] mutant="rounding" hint="a new number in each step"
 # -            bits = copy.view(torch.int32)
 # +            bits = copy.view(torch.int32)
 # +            self.generator.manual_seed(1234)
@@ -2298,9 +2299,9 @@ for flags in ("--bf16", "--bf16 --stochastic-rounding"):
     print(f"{flags:28} {result(f'{1000 * gained.seconds:6.1f} ms')} per step, {gained.peak / 2**30:.2f} GiB (modeled)")
 
 # %% [markdown]
-# The memory of the master weights is gone. The step takes longer, because each parameter now needs several kernels of its
-# own, where one fused kernel used to update many parameters, and most of them read and write all of its fp32 values once
-# more. (A fused kernel that also draws and rounds would avoid both.)
+# The memory of the master weights is gone. The step takes longer, because one fused kernel used to update many
+# parameters, while each parameter now needs several kernels of its own, most of which read and write all its fp32
+# values again. (A fused kernel that also draws and rounds would avoid both.)
 
 # %% [markdown]
 # What do large trainings keep in fp32? **Llama 3** trains in bf16, accumulates gradients over micro-batches in fp32,

@@ -862,7 +862,7 @@ check.ranks(replayed_numbers, ranks=1, rel=1e-4,
 # ## A checkpoint for any function
 #
 # **The second sitting starts here.** `Recompute` takes one tensor and returns one tensor. Real layers are not like that.
-# The core attention of the course's trainer takes a description of its dropout, which is no tensor, and three tensors.
+# The core attention of the course's trainer takes a description of its dropout, which is not a tensor, and three tensors.
 # Other functions return several tensors, or call `checkpoint` themselves: a group of layers within a group of groups. And the first layer's input may
 # need no gradient at all, for example if the embedding is frozen. Then autograd would not call the `backward` of your
 # function, because none of its inputs requires a gradient, and the parameters inside it would silently get none.

@@ -304,7 +304,7 @@ with check.parts():
             "The micro-batches share something: is each backward pass that of its own micro-batch?": [[[[False, False, False, False], [True, True], [0.9163789, 1.052523, 0.3775871,
             0.5663806, -0.1352067, 0.2055037, 0.1877494, 0.3693697]]], [[[False, False, False, False, False, False], [True, True, True], [0.4183432, 0.6554452, 0.7717767, -0.1051968, -0.1753281,
             -0.2103937, 0.4021423, 0.09848157, 0.08978213, -0.1701765]]]],
-            "The parameters have the gradients of the last backward pass only. Those of the micro-batches add up.":
+            "The parameters have the gradients of the last backward pass only. Gradients accumulate over the micro-batches.":
             [[[[False, False, False, False], [True, True], [0.9163789, 1.052523, -0.125704, 0.1887935, -0.02704134, 0.04110073, 0.06258312, 0.1231232]]], [[[False, False, False, False, False, False], [True, True, True], [0.4183432, 0.6554452, 0.7717767, 0.1336247, -0.07013125, 0.05949616, 0.07844845, 0.06674222, 0.05675925, -0.003076166]]]],
             "Both stages ignore grad. Where does the backward pass of a stage begin, and with which gradient?":
             [[[[False, False, False, False], [True, True], [0.9163789, 1.052523, -0.1885561, 0.5663806, 0.06606434, 0.161447,
@@ -1316,7 +1316,7 @@ with check.parts():
         for run in check.ranks(pipeline_log, ranks=2, cases=[{"program": check.by_rank(LATE), "sizes": [1, 2], "layers": 1}], expected=None,
                                hints={"A receive may return before its tensor has arrived: what does it return?": "deadlock"}):
             (log, history), (other, _) = run.values[1], run.values[0]
-            check.that(history != "a number", "run returns a number. A tensor lets the caller go on without waiting for the GPU.")
+            check.that(history != "a number", "run returns a number. Return a tensor, so that the caller does not wait for the GPU.")
             check.that(not history, "The loss that run returns has a history.")
             check.that(log[-1:] == ["finish"] and other[-1:] == ["finish"], "The step ends when everything has been sent: links.finish().")
             check.that(log == ["recv F from 0", "recv F from 0", "wait F from 0", "F0", "wait F from 0", "F1", "B0", "B1", "finish"],
@@ -2158,7 +2158,7 @@ with check.parts():
     with check.part(1, "keeps hidden states and gradients apart"):
         for run in check.ranks(two_kinds, ranks=5, cases=[{"hidden": [1.0, 2.0], "gradient": [3.0, 4.0]}], expected=None, hints={
                 "The receiver takes the second tensor first, and never gets it: a send waited for an earlier one.": "deadlock"}):
-            check.that("another rank" not in run.values[2:4], "These stages 0 and 1 are ranks 2 and 3 of all ranks, and the links ask for "
+            check.that("another rank" not in run.values[2:4], "Here, stages 0 and 1 are global ranks 2 and 3, but your links address "
                        "others. A stage's number is its rank in the group.")
             check.that(run.values[3] == [[1.0, 2.0], [3.0, 4.0]], "A gradient that overtakes hidden states is confused with them.")
             groups = [call.group for call in run.calls(2, "send")]
@@ -2363,7 +2363,7 @@ check.ranks(tied_ends, ranks=4, cases=CASES, expected=[[None, [[1.0, 2.0], [2.5,
         [None, [[1.0, 2.0], [2.5, 5.0], 2], None, [[1.0, 2.0], [2.5, 5.0], 2]]],
     "Both ends get the values of the first one, number 0 of the group.": [[None, [[3.0, 5.0], [2.5, 5.0], 2], None, [[3.0, 5.0], [2.5, 5.0], 2]],
         [None, [[3.0, 5.0], [2.5, 5.0], 4], None, [[3.0, 5.0], [2.5, 5.0], 4]]],
-    "Rank 0 of all ranks is not in the group of the two ends. Which of its ranks is the first stage?":
+    "Global rank 0 is not in the group of the two ends. Which rank of the group is the first stage?":
         [[None, "another rank", None, "another rank"], [None, "another rank", None, "another rank"]],
     "An all-reduce that averages gives the mean of two gradients (and Gloo has none). What does autograd do with a matrix that is used twice?":
         [[None, "a mean", None, "a mean"], [None, "a mean", None, "a mean"]]})

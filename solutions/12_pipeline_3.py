@@ -2368,8 +2368,8 @@ plots.pipeline("megatron/timeline/thousand", "Your Llama on 1,024 modeled H100s:
 # The figure shows what the formula leaves out. F and B contain collectives. The last stage also computes the logits and
 # the loss. Each send between stages crosses nodes. And W is short, because it contains only the row-parallel layers'
 # weight gradients. Those of the column-parallel layers, about two thirds, are computed in the backward pass of
-# `SequenceRegion`, that is, in B. ZB-H1's bubble is $(p-1)(F+B-W)$, so this makes it longer twice. Find the longest
-# gray box, and explain it.
+# `SequenceRegion`, that is, in B. ZB-H1's bubble is $(p-1)(F+B-W)$, so the bubble grows twice: with the longer B and
+# with the shorter W. Find the longest gray box, and explain it.
 #
 # You can change the last of these causes.
 #
@@ -2791,8 +2791,8 @@ plots.pipeline(FOLDER, "All weight gradients in W")
 
 # %% [markdown]
 # A step takes 9% less time (modeled), although the GPUs do the same work and send the same bytes. B has lost GEMMs and
-# an all-gather that no other stage waits for, and the longer W fills more of the bubble. In W, the all-gather hides
-# behind nothing yet. The [implementation of the paper's
+# an all-gather that no other stage waits for, and the longer W fills more of the bubble. Nothing overlaps the
+# all-gather in W yet. The [implementation of the paper's
 # authors](https://github.com/sail-sg/zero-bubble-pipeline-parallelism/blob/main/megatron/core/tensor_parallel/layers.py)
 # gathers in W, too.
 #

@@ -75,8 +75,8 @@ def require_order(model: nn.Module, module: nn.Module, own: Sequence[nn.Paramete
     if pieces and (len(own) != len(wanted) or any(
             one is not other for one, other in zip(own, wanted, strict=True))):
         raise ValueError("parameters() does not yield one piece for each parameter in the "
-                         "module's order: empty pieces count, and the units have another order "
-                         "than the module")
+                         "module's order: empty pieces count, and the units' order differs from "
+                         "the module's")
 
 
 class AtMost:

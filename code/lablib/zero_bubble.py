@@ -64,7 +64,7 @@ class Part(torch.nn.Module):
 
 
 def recomputed(body: Callable, *arguments: Any) -> torch.Tensor:
-    """Return body(*arguments), whose activations are computed again in the backward pass."""
+    """Return body(*arguments) under activation checkpointing."""
     from torch.utils.checkpoint import checkpoint
 
     return checkpoint(body, *arguments, use_reentrant=True, preserve_rng_state=False)
@@ -176,7 +176,7 @@ class Matrix(torch.nn.Module):
 
 
 class SharedMLP(torch.nn.Module):
-    """An MLP whose inner features several ranks share. Outside, each rank has its positions.
+    """An MLP whose inner features are sharded over ranks, and whose input and output by position.
 
     Its layers enter the region twice: gate and up together, and `extra` with another input. Where a
     real MLP sums the ranks' terms of each position, this one sums its own term over the ranks'

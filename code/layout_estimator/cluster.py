@@ -45,7 +45,7 @@ class ModeledCluster:
         return card.nvlink > 0 and NODES[card.node].mesh is None
 
     def alike(self, rank: int, count: int) -> range:
-        """Return the ranks that one rank stands for: from it on, at most `count` of its node."""
+        """Return the ranks that a rank represents: up to `count` of its node, itself first."""
         nodes = self.topology.nodes
         same = takewhile(lambda other: nodes[other] == nodes[rank], range(rank, rank + count))
         return range(rank, rank + len([*same]))

@@ -358,11 +358,13 @@ def unlike_replicas(config: Config, cluster: ModeledCluster) -> list[int]:
     tensor, replicas = config.tensor_model_parallel_size, config.data_parallel_size
     if cluster.links_are_equal:
         return [0]
-    seen: list[tuple] = []  # (links, replica)
+    seen: list[tuple] = []
+    found: list[int] = []
     for replica in range(len(cluster.alike(0, tensor * replicas)[::tensor])):
         starts = range(replica * tensor, config.world_size, tensor * replicas)
         links = (send_times(config, cluster, replica), [
             cluster.topology.path(range(start, start + tensor)) for start in starts])
-        if links not in [found[0] for found in seen]:
-            seen.append((links, replica))
-    return [replica for _, replica in seen]
+        if links not in seen:
+            seen.append(links)
+            found.append(replica)
+    return found

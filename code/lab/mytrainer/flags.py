@@ -263,20 +263,20 @@ def _check_autocast(config: LoopConfig) -> None:
 
 
 def _check_rounding(config: LoopConfig) -> None:
-    """Raise UserError for flags that need the master weights that --stochastic-rounding lacks."""
+    """Raise UserError for flags that --stochastic-rounding cannot be combined with."""
     if not config.stochastic_rounding:
         return
     if config.precision != "bf16":
         raise UserError("--stochastic-rounding: mytrainer/rounding.py rounds to bf16; nearest: "
                         "--stochastic-rounding --bf16")
-    needs = {"autocast": "its parameters are in fp32"}
-    needs |= dict.fromkeys(("save", "load"), "a checkpoint has master weights")
-    needs |= dict.fromkeys(("fp8_format", "data_parallel_sharding_strategy",
-                            "use_distributed_optimizer"), "tested with master weights only")
-    needs |= dict.fromkeys(("own_model", "tensor_model_parallel_size",
-                            "pipeline_model_parallel_size"),
-                           "ranks that share a layer would have to draw different numbers")
-    for name, problem in needs.items():
+    refused = {"autocast": "--autocast keeps the parameters in fp32"}
+    refused |= dict.fromkeys(("save", "load"), "a checkpoint has master weights")
+    refused |= dict.fromkeys(("fp8_format", "data_parallel_sharding_strategy",
+                              "use_distributed_optimizer"), "supported with master weights only")
+    refused |= dict.fromkeys(
+        ("own_model", "tensor_model_parallel_size", "pipeline_model_parallel_size"),
+        "mytrainer/rounding.py needs the complete model on every rank")
+    for name, problem in refused.items():
         if getattr(config, name) != table_of(LoopConfig)[name].default:
             raise UserError(f"--stochastic-rounding with {_shown(config, name)}: {problem}; "
                             "nearest: leave one of them out")
@@ -357,7 +357,7 @@ def _check_own_model(config: LoopConfig) -> None:
         refused["async_tensor_model_parallel_allreduce"] = "no layer all-reduces its input"
     if not (config.has_pipeline and config.sequence_parallel):
         refused["delay_wgrad_compute"] = (
-            "it postpones those of your SequenceRegion, which --sequence-parallel uses"
+            "it delays the weight gradients of your SequenceRegion, which needs --sequence-parallel"
             if config.has_pipeline else "without stages, no schedule has a W")
     if config.recompute_method == "uniform" and config.recompute_num_layers > 1:
         refused["recompute_num_layers"] = "your own layers are recomputed one by one"

@@ -151,8 +151,8 @@ def test_rounding(module) -> None:
                     f"by {128 * (2 - mean):.2f} gaps on average instead of 16")
     dist.broadcast(others, 0)
     if not others.equal(parameter.detach().float()):
-        raise Wrong(f"ranks 0 and {dist.get_rank()} have the same gradients, and round to "
-                    "different parameters")
+        raise Wrong(f"ranks 0 and {dist.get_rank()} have the same gradients, but "
+                    "different parameters after rounding")
 
 
 def test_saved(module) -> None:

@@ -206,7 +206,7 @@ class CudaHostCopies(HostCopies):
     @staticmethod
     def _copy(stream: torch.cuda.Stream, target: torch.Tensor, source: torch.Tensor
               ) -> torch.cuda.Event:
-        """Start a copy after all kernels so far; return an event that occurs at its end."""
+        """Start a copy after all kernels so far; return an event that is recorded after it."""
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             if source.is_cuda and source.stride() != target.stride():

@@ -46,6 +46,8 @@ def folder_for(cluster: Cluster) -> Iterator[Path]:
 def install(gpu: CudaGpu, cluster: Cluster, rank: int, folder: Path) -> None:
     """Let the programs that this rank starts find `nvidia-smi`, and know the rank's state.
 
+    Sets CUDA_HOME unless it or CUDA_PATH is set.
+
     Args:
         gpu: this process's virtual GPU.
         cluster: the job's GPUs.

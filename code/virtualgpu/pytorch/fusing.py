@@ -89,11 +89,11 @@ class Fuser:
             after its kernel was launched.
         before: those of the last call.
         entries: the entry of a live storage in `results`, and its place there.
-        numbers: a number for the values of a storage, by key, and the storage.
-        computed: numbers of the results of operations, by what they computed.
-        first: the storage that such a number was computed in, by number.
-        same: the storage that holds the values of a repeated result, by the result's key.
-        again: what a kernel reads to compute a repeated result that lived in registers only.
+        numbers: the value number of a storage, by key, and the storage.
+        computed: the value numbers of an operation's results, by operation and arguments.
+        first: the storage that first held a value, by value number.
+        same: the storage that already holds a repeated result, by the result's key.
+        again: bytes to read, by storage, to recompute a repeated result that was only in registers.
     """
 
     def __init__(self, gpu: VirtualGpu) -> None:
@@ -303,14 +303,14 @@ class Fuser:
         return read
 
     def _compute_again(self, operands: Sequence[torch.Tensor]) -> None:
-        """Defer what computes operands again that lived in registers only."""
+        """Defer the recomputation of operands that were only in registers."""
         for item in operands:
             sources = self.again.pop(key_of(item), None)
             if sources is not None:
                 self.recomputed(item, sources)
 
     def _identity(self, argument: object) -> tuple:
-        """Return a tuple that is the same for two arguments of operations if their values are."""
+        """Return a key that is equal for two arguments only if their values are known to be."""
         if not isinstance(argument, torch.Tensor):
             return type(argument), argument
         key, storage = key_of(argument), argument.untyped_storage()

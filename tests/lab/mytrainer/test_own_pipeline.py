@@ -154,8 +154,8 @@ REFUSED = [
     (LLAMA + "--hidden-dropout 0.1 --recompute-granularity full --recompute-method uniform",
      "with --hidden-dropout 0.1, a recomputed layer would have the masks of another micro-batch"),
     (LLAMA + "--schedule zb-h1 --delay-wgrad-compute", "--delay-wgrad-compute with "
-     "--pipeline-model-parallel-size 2: it postpones those of your SequenceRegion, which "
-     "--sequence-parallel uses; nearest: leave out --delay-wgrad-compute"),
+     "--pipeline-model-parallel-size 2: it delays the weight gradients of your SequenceRegion, "
+     "which needs --sequence-parallel; nearest: leave out --delay-wgrad-compute"),
     (LLAMA + "--balance 3-2", "--balance 3-2 adds up to 5 layers"),
     ("--swiglu --group-query-attention", "--pipeline-model-parallel-size 2 trains "
      "mytrainer/llama.py, which is a Llama; add --normalization RMSNorm --position-embedding-type "

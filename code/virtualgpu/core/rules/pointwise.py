@@ -130,7 +130,7 @@ def _ldexp(a: Arguments) -> list[Result]:
 
 @returns("bucketize", "searchsorted")
 def _places(a: Arguments) -> list[Result]:
-    """A place among sorted numbers for each element."""
+    """The bucket index of each element."""
     shape = a.self.shape if isinstance(a.self, Operand) else ()
     return [(shape, torch.int32 if a.out_int32 else torch.int64)]
 

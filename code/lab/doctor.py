@@ -22,10 +22,11 @@ INSTRUCTIONS = {  # what torch and oneDNN choose kernels by, by the names in /pr
     "avx2": "AVX2", "avx512f": "AVX-512", "avx512_bf16": "AVX-512 BF16",
     "avx512_fp16": "AVX-512 FP16", "amx_tile": "AMX", "amx_fp16": "AMX FP16", "asimd": "NEON",
     "sve": "SVE", "bf16": "BF16", "fphp": "FP16"}
+SIXTEEN = ("the trainer multiplies 16 bits in fp32 on a CPU, and rounds the result; in your own "
+           "programs, do the same, or use fp32")
 INSTEAD = {
-    "fp16": "the trainer multiplies fp16 in fp32 here and rounds the result; in your own programs "
-            "on a CPU, use bf16 or fp32",
-    "bf16": "small models train faster here in fp32: leave out --bf16 with --device cpu",
+    "fp16": SIXTEEN,
+    "bf16": SIXTEEN,
     "fp8": "lab 13 will be slow here; please report this processor",
     "fp64": "FP8 sums are accumulated in fp64, so lab 13 will be slow here"}
 

@@ -84,11 +84,8 @@ class Throughput:
         if sheet is not None:
             self.peaks.append((f"data-sheet peak ({name}, {precision}, {sheet})", sheet))
         elif ctx.device.torch_device.type == "cpu":
-            if precision == "fp16":
-                precision = "fp32"  # the CPU multiplies fp16 matrices in fp32, see matmul.py
-            measured = measured_peak(ctx, torch.bfloat16 if config.bf16 else torch.float32)
-            threads = torch.get_num_threads()
-            self.peaks.append((f"measured matmul peak ({SIZE}^3, {precision}, {threads} thread(s), "
+            measured, threads = measured_peak(ctx), torch.get_num_threads()
+            self.peaks.append((f"measured matmul peak ({SIZE}^3, fp32, {threads} thread(s), "
                                f"{measured:.4f})", measured))
         else:
             ctx.print_rank_0(f"--log-throughput: no data-sheet peak of {name!r} in {precision} is "
@@ -129,16 +126,14 @@ class ThroughputReport(Report):
             self.ctx.print_rank_0(self.throughput.memory_line(self.in_flight))
 
 
-def measured_peak(ctx: Context, dtype: torch.dtype) -> float:
+def measured_peak(ctx: Context) -> float:
     """Return the TFLOP/s of a square matmul on rank 0, while the other ranks wait.
 
-    Args:
-        dtype: the matrices' dtype.
+    It is in fp32, the dtype of all matmuls on a CPU (to_compute_dtype).
     """
     result = [0.0]
     if ctx.grid.rank == 0:
-        a, b = (torch.randn(SIZE, SIZE, device=ctx.device.torch_device).to(dtype)
-                for _ in range(2))
+        a, b = (torch.randn(SIZE, SIZE, device=ctx.device.torch_device) for _ in range(2))
         seconds = []
         for _ in range(RUNS):
             start = ctx.device.now()

@@ -1441,7 +1441,7 @@ check.compare("break-even in Gbit/s", guess_gbits, gbits)
 # Now see what the virtual GPUs do. The next cell runs both schedules with your executor, over NVLink and over networks
 # of several speeds, and prints each step time beside the one that your `step_time` predicts:
 
-# %% tags=["explore"] short={"(3600, 400, 100, 50, 25, 10)": "(3600, 10)"}
+# %% tags=["explore"] short={"(3600, 400, 100, 50, 25, 10)": "(10,)"}
 def on_network(schedule, network):
     """Run a step on four nodes with one GPU each; None: on one node, whose GPUs are connected by NVLink."""
     def step():

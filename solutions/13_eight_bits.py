@@ -2092,8 +2092,8 @@ for name, kept in values.items():
 # The next job trains a small GPT with them, in real FP8 arithmetic, on two nodes with two ranks each. The ranks share
 # amaxes, as in Exercise 4, and round weights once per step, as in Exercise 5.
 
-# %% tags=["explore"] short={"--train-iters 40": "--train-iters 2 --num-layers 2 --hidden-size 64 --seq-length 64"}
-!sbatch code/dp_two_nodes.sh --train-iters 40 --log-interval 2 --eval-iters 0 --bf16 \
+# %% tags=["explore"] short={"--train-iters 20": "--train-iters 2 --num-layers 2 --hidden-size 64 --seq-length 64"}
+!sbatch code/dp_two_nodes.sh --train-iters 20 --log-interval 2 --eval-iters 0 --bf16 \
     --fp8-format hybrid --fp8-recipe delayed --fp8-amax-history-len 16 --fp8-amax-compute-algo max
 
 # %% tags=["explore"]

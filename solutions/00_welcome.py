@@ -461,7 +461,8 @@ def mistake(case, commands):
         return [[kind, other] for kind, other in job["after"] if kind == "afterok" and other in failed]
 
     for command in commands:
-        words = re.sub(r"^scontrol release (?:JobId=)?(\d+)$", r"scontrol release\1", command.strip(), flags=re.I)
+        plain = re.sub("[\"']", "", command.strip())  # the shell removes quotes
+        words = re.sub(r"^scontrol release (?:JobId=)?(\d+)$", r"scontrol release\1", plain, flags=re.I)
         match = COMMAND.fullmatch(words)
         number = int(match[2] or match[4] or 0) if match and (match[2] or match[4].isdecimal()) else None
         if number not in jobs:
@@ -483,6 +484,8 @@ def mistake(case, commands):
             if match[4].removesuffix(":00") != str(limit):
                 return f"{command!r}: the partition allows {limit} minutes. Request all of them."
             now[number]["minutes"] = limit
+        elif not re.fullmatch(r"0?|after\w+(?::\d+)+(?:,after\w+(?::\d+)+)*", match[4]):
+            return f"{command!r} is not a command from the table about a pending job."
         else:
             after = [[kind, int(other)] for kind, others in re.findall(r"(after\w+)((?::\d+)+)", match[4])
                      for other in others[1:].split(":")]
@@ -517,7 +520,7 @@ for case in ({"jobs": [pending(31), pending(34, after=[("afterok", 29)]), pendin
               "drained": ["node2"], "limit": 60, "failed": [29]},
              {"jobs": [pending(21, after=[("afterok", 19)]), pending(19, after=[("afterok", 17), ("afterany", 12)]),
                        pending(17, held=True, nodes=["node3", "node2"]),
-                       pending(20, after=[("afterok", 12), ("afterok", 21)]),
+                       pending(20, after=[("afterok", 12), ("afterok", 21), ("afterany", 22)]),
                        pending(22, after=[("afterany", 12), ("afterok", 9)])],
               "drained": ["node2"], "limit": 60, "failed": [12]},
              {"jobs": [], "drained": [], "limit": 60, "failed": []}):
@@ -561,6 +564,14 @@ for one in check.draw(30, queue=drawn_jobs, drained=lambda source: source.sample
 # %% [raw] mutant="unblock" hint="no longer does"
 # -            commands.append(f"{update} Dependency=" + ",".join(f"{kind}:{other}" for kind, other in possible))
 # +            commands.append(f"{update} Dependency=")
+
+# %% [raw] mutant="unblock" hint="not a command from the table"
+# -            commands.append(f"{update} Dependency=" + ",".join(f"{kind}:{other}" for kind, other in possible))
+# +            commands.append(f"{update} Dependency=" + (",".join(f"{kind}:{other}" for kind, other in possible) or "None"))
+
+# %% [raw] mutant="unblock" hint="not a command from the table"
+# -            commands.append(f"{update} Dependency=" + ",".join(f"{kind}:{other}" for kind, other in possible))
+# +            commands.append(f"{update} Dependency=" + "?".join(f"{kind}:{other}" for kind, other in possible))
 
 # %% [raw] mutant="unblock" hint="the success of a job that has failed"
 # -        if len(possible) < len(job["after"]):

@@ -724,6 +724,19 @@ def replayed_autocast(then, now):
         return [inside, current()]
 
 
+def replayed_autocast_on_gpu():
+    """Multiply matrices on a GPU in a replay of the autocast that was on when the state was remembered."""
+    from mytrainer.states import States
+
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        states = States("cuda")
+    with states.replay():
+        product = torch.ones(8, 8, device="cuda") @ torch.ones(8, 8, device="cuda")
+    if product.dtype != torch.bfloat16:
+        raise RuntimeError("On a GPU, the replay runs without the autocast of the first pass. Whose autocast do your States "
+                           "remember and set?")
+
+
 def replayed_on_gpu(first, between):
     """Return what two replays and the code after them draw on a GPU whose generator counts up from `first`.
 
@@ -791,6 +804,7 @@ check.ranks(
                [[["bfloat16", ""]], [["bfloat16", "bfloat16"]], [["float16", "bfloat16"]]],
            "Autocast is what it is now, and not what it was.":
                [[["", ""]], [["bfloat16", "bfloat16"]], [["bfloat16", "bfloat16"]]]})
+check.gpus(replayed_autocast_on_gpu, {}, "h100:1")
 ### BEGIN HIDDEN TESTS
 import torch
 
@@ -848,6 +862,10 @@ check.ranks(replayed_numbers, ranks=1, rel=1e-4,
 # -                yield
 # +            with torch.autocast(self.device_type, dtype=dtype) if enabled else contextlib.nullcontext():
 # +                yield
+
+# %% [raw] mutant="states" hint="Whose autocast do your"
+# -            with torch.autocast(self.device_type, dtype=dtype, enabled=enabled):
+# +            with torch.autocast("cpu", dtype=dtype, enabled=enabled):
 
 # %% [raw] mutant="states" hint="another dtype"
 # -            with torch.autocast(self.device_type, dtype=dtype, enabled=enabled):
@@ -2236,7 +2254,7 @@ check.compare("sequence length (by the formula)", guess_length, (2 * 34 / 50e9 *
 # copy, so that the same tests run.
 #
 # A virtual GPU copies to pageable memory as fast as to pinned memory. A real one does not: we measured 50 GB/s and 5 to 13
-# GB/s on an H100. So the check does not judge the time, but the recorded copies.
+# GB/s on an H100. So the check does not judge the time, but the recorded copies to the host.
 
 # %% answer="offload"
 %%writefile mytrainer/offload.py

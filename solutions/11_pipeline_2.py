@@ -1088,7 +1088,7 @@ with check.parts():
         check.schedule(
             my_interleaved,
             cases=[(2, 4, 2), (4, 8, 2), (2, 6, 3), (3, 6, 2)],
-            bubble=[1 / 9, 3 / 19, 1 / 19, 2 / 14], live=[5, 11, 7, 11],
+            bubble=[1 / 9, 3 / 19, 1 / 19, 2 / 14], live=[5, 11, 7, 8],
             hints={
                 "Which number in your file should depend on the sizes?": "some sizes",
                 "Follow micro-batch 0 through all chunks by hand. In which order do the chunks run backward, and what must run "

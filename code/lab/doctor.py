@@ -22,8 +22,8 @@ INSTRUCTIONS = {  # what torch and oneDNN choose kernels by, by the names in /pr
     "avx2": "AVX2", "avx512f": "AVX-512", "avx512_bf16": "AVX-512 BF16",
     "avx512_fp16": "AVX-512 FP16", "amx_tile": "AMX", "amx_fp16": "AMX FP16", "asimd": "NEON",
     "sve": "SVE", "bf16": "BF16", "fphp": "FP16"}
-SIXTEEN = ("the trainer multiplies 16 bits in fp32 on a CPU, and rounds the result; in your own "
-           "programs, do the same, or use fp32")
+SIXTEEN = ("the trainer multiplies in fp32 here, and rounds the result; in your own programs, do "
+           "the same, or use fp32")
 INSTEAD = {
     "fp16": SIXTEEN,
     "bf16": SIXTEEN,

@@ -23,6 +23,7 @@ from minimegatron.formulas import (
     step_flops,
     teraflops,
 )
+from minimegatron.model.linear import IN_FP32
 from minimegatron.report.log_lines import theoretical_memory_line, throughput_line
 from minimegatron.report.step_log import Report
 from pipeline_schedules import peak_live
@@ -84,8 +85,11 @@ class Throughput:
         if sheet is not None:
             self.peaks.append((f"data-sheet peak ({name}, {precision}, {sheet})", sheet))
         elif ctx.device.torch_device.type == "cpu":
-            measured, threads = measured_peak(ctx), torch.get_num_threads()
-            self.peaks.append((f"measured matmul peak ({SIZE}^3, fp32, {threads} thread(s), "
+            precision = "bf16" if config.bf16 and torch.bfloat16 not in IN_FP32 else "fp32"
+            dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
+            measured = measured_peak(ctx, dtype)
+            threads = torch.get_num_threads()
+            self.peaks.append((f"measured matmul peak ({SIZE}^3, {precision}, {threads} thread(s), "
                                f"{measured:.4f})", measured))
         else:
             ctx.print_rank_0(f"--log-throughput: no data-sheet peak of {name!r} in {precision} is "
@@ -126,14 +130,16 @@ class ThroughputReport(Report):
             self.ctx.print_rank_0(self.throughput.memory_line(self.in_flight))
 
 
-def measured_peak(ctx: Context) -> float:
+def measured_peak(ctx: Context, dtype: torch.dtype) -> float:
     """Return the TFLOP/s of a square matmul on rank 0, while the other ranks wait.
 
-    It is in fp32, the dtype of all matmuls on a CPU (to_compute_dtype).
+    Args:
+        dtype: the matrices' dtype.
     """
     result = [0.0]
     if ctx.grid.rank == 0:
-        a, b = (torch.randn(SIZE, SIZE, device=ctx.device.torch_device) for _ in range(2))
+        a, b = (torch.randn(SIZE, SIZE, device=ctx.device.torch_device).to(dtype)
+                for _ in range(2))
         seconds = []
         for _ in range(RUNS):
             start = ctx.device.now()

@@ -5,7 +5,7 @@ def unblock(jobs, drained, limit, failed):
     def commands(job):
         number = job["job"]
         if not bad_nodes.isdisjoint(job["nodes"]):
-            yield f"scontrol update jobid={number} NodeList="
+            yield f'scontrol update jobid={number} NodeList=""'
         if limit < job["minutes"]:
             yield f"scontrol update JobId={number} timelimit={limit}"
         fine = ",".join(f"{kind}:{other}" for kind, other in job["after"]

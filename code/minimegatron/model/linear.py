@@ -18,7 +18,7 @@ from torch import nn
 
 # What a CPU multiplies in fp32. Where oneDNN has no bf16 kernel (x86 without AVX-512), PyTorch's
 # own takes up to 90 times as long as an fp32 matmul.
-HAS_BF16 = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+HAS_BF16 = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", bool)()
 IN_FP32 = (torch.float16,) if HAS_BF16 else (torch.float16, torch.bfloat16)
 
 

@@ -85,10 +85,9 @@ class Throughput:
         if sheet is not None:
             self.peaks.append((f"data-sheet peak ({name}, {precision}, {sheet})", sheet))
         elif ctx.device.torch_device.type == "cpu":
-            precision = "bf16" if config.bf16 and torch.bfloat16 not in IN_FP32 else "fp32"
-            dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
-            measured = measured_peak(ctx, dtype)
-            threads = torch.get_num_threads()
+            is_bf16 = config.bf16 and torch.bfloat16 not in IN_FP32
+            measured = measured_peak(ctx, torch.bfloat16 if is_bf16 else torch.float32)
+            precision, threads = "bf16" if is_bf16 else "fp32", torch.get_num_threads()
             self.peaks.append((f"measured matmul peak ({SIZE}^3, {precision}, {threads} thread(s), "
                                f"{measured:.4f})", measured))
         else:
@@ -131,11 +130,7 @@ class ThroughputReport(Report):
 
 
 def measured_peak(ctx: Context, dtype: torch.dtype) -> float:
-    """Return the TFLOP/s of a square matmul on rank 0, while the other ranks wait.
-
-    Args:
-        dtype: the matrices' dtype.
-    """
+    """Return the TFLOP/s of a square matmul in `dtype` on rank 0, while the other ranks wait."""
     result = [0.0]
     if ctx.grid.rank == 0:
         a, b = (torch.randn(SIZE, SIZE, device=ctx.device.torch_device).to(dtype)

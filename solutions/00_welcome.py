@@ -433,6 +433,7 @@ def unblock(jobs, drained, limit, failed):
 
 # %% tags=["check-setup"]
 import re
+import shlex
 
 COMMAND = re.compile(r"scontrol (?:(release)|update JobId=(\d+) (ReqNodeList|NodeList|TimeLimit|Dependency)=)(\S*)",
                      re.I)
@@ -461,7 +462,10 @@ def mistake(case, commands):
         return [[kind, other] for kind, other in job["after"] if kind == "afterok" and other in failed]
 
     for command in commands:
-        plain = re.sub("[\"']", "", command.strip())  # the shell removes quotes
+        try:
+            plain = " ".join(shlex.split(command))  # as the shell does
+        except ValueError:  # an unmatched quote
+            plain = command
         words = re.sub(r"^scontrol release (?:JobId=)?(\d+)$", r"scontrol release\1", plain, flags=re.I)
         match = COMMAND.fullmatch(words)
         number = int(match[2] or match[4] or 0) if match and (match[2] or match[4].isdecimal()) else None

@@ -728,13 +728,13 @@ def replayed_autocast_on_gpu():
     """Multiply matrices on a GPU in a replay of the autocast that was on when the state was remembered."""
     from mytrainer.states import States
 
-    with torch.autocast("cuda", dtype=torch.bfloat16):
+    with torch.autocast("cuda", dtype=torch.float16):
         states = States("cuda")
     with states.replay():
         product = torch.ones(8, 8, device="cuda") @ torch.ones(8, 8, device="cuda")
-    if product.dtype != torch.bfloat16:
-        raise RuntimeError("On a GPU, the replay runs without the autocast of the first pass. Whose autocast do your States "
-                           "remember and set?")
+    if product.dtype != torch.float16:
+        raise RuntimeError(f"On a GPU, a matmul in the replay returns {product.dtype}, and in the first pass torch.float16. "
+                           "For which device type does your States read and set autocast, and its dtype?")
 
 
 def replayed_on_gpu(first, between):
@@ -863,9 +863,13 @@ check.ranks(replayed_numbers, ranks=1, rel=1e-4,
 # +            with torch.autocast(self.device_type, dtype=dtype) if enabled else contextlib.nullcontext():
 # +                yield
 
-# %% [raw] mutant="states" hint="Whose autocast do your"
+# %% [raw] mutant="states" hint="For which device type does"
 # -            with torch.autocast(self.device_type, dtype=dtype, enabled=enabled):
 # +            with torch.autocast("cpu", dtype=dtype, enabled=enabled):
+
+# %% [raw] mutant="states" hint="For which device type does"
+# -        self.autocast = (torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type))
+# +        self.autocast = (torch.is_autocast_enabled(device_type), torch.get_autocast_dtype("cpu"))
 
 # %% [raw] mutant="states" hint="another dtype"
 # -            with torch.autocast(self.device_type, dtype=dtype, enabled=enabled):

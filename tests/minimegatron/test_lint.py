@@ -20,7 +20,8 @@ CASTS = {"float", "int", "bool", "complex"}
 TENSORS = {"torch.Tensor", "nn.Parameter", "Tensor", "Parameter"}
 # Of torch's functions and of a tensor's methods: those that give no tensor.
 PLAIN = {"is_grad_enabled", "is_tensor", "is_available", "device", "dim", "size", "numel", "stride",
-         "get_num_threads", "data_ptr", "element_size", "is_contiguous", "untyped_storage"}
+         "get_num_threads", "data_ptr", "element_size", "is_contiguous", "untyped_storage",
+         "_is_mkldnn_bf16_supported"}
 TENSOR_FIELDS = {"T", "data", "grad", "mT"}
 MAKERS = ("torch.", "F.", "ctx.tensor")
 # The one reader, and the control group's flag, which is always on the host.

@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-# What a CPU multiplies in fp32. Where oneDNN has no bf16 kernel (x86 without AVX-512), PyTorch's
-# own takes up to 90 times as long as an fp32 matmul.
-HAS_BF16 = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", bool)()
+# On a CPU, matmuls of these dtypes run in fp32. Where oneDNN has no bf16 kernel (as on x86 without
+# AVX-512), PyTorch's own takes up to 90 times as long as an fp32 matmul.
+HAS_BF16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
 IN_FP32 = (torch.float16,) if HAS_BF16 else (torch.float16, torch.bfloat16)
 
 

@@ -2775,8 +2775,8 @@ collectives.efficiency({
 # Write `best_bucket`, which returns the bucket size for which the last all-reduce ends earliest, to within 2%. It is at
 # most $G$. Treat all buckets as full, although $G/s$ may not be a whole number. The check compares times, not sizes, so
 # derive the optimum or search for it, as you like. Then your `DataParallel` trains on 16 virtual H100s in two nodes on
-# Ethernet, with the size that you compute. Its first two steps must be at least 3% faster than those of
-# PyTorch's DistributedDataParallel with `bucket_cap_mb=25`. (That is a low bar, because PyTorch has a single bucket in the first
+# Ethernet, with the size that you compute. Its first two steps must be at least 3% faster than those of PyTorch's
+# DistributedDataParallel with `bucket_cap_mb=25`. (That is a low bar, because PyTorch has a single bucket in the first
 # step. It builds its buckets once it has seen the order of the gradients.)
 
 # %% answer="bucket-size"

@@ -74,6 +74,19 @@ def test_the_cpu_is_measured(make_context, monkeypatch):
     assert name.startswith(f"measured matmul peak (64^3, fp32, {torch.get_num_threads()} thread")
 
 
+@pytest.mark.parametrize("in_fp32, dtype", [((torch.float16,), "bf16"),
+                                            ((torch.float16, torch.bfloat16), "fp32")])
+def test_a_bf16_run_is_measured_in_the_dtype_that_the_cpu_multiplies(in_fp32, dtype, make_context,
+                                                                     monkeypatch):
+    monkeypatch.setattr(throughput, "SIZE", 64)
+    monkeypatch.setattr(throughput, "IN_FP32", in_fp32)
+    measured = []
+    monkeypatch.setattr(throughput, "measured_peak", lambda ctx, dtype: measured.append(dtype) or 1)
+    (name, _), = Throughput(make_context(FLAGS + " --bf16"), VOCABULARY).peaks
+    assert f"(64^3, {dtype}, " in name
+    assert measured == [{"bf16": torch.bfloat16, "fp32": torch.float32}[dtype]]
+
+
 def test_a_virtual_card_has_a_data_sheet_and_is_not_measured(make_context, virtual_device):
     (peak,) = Throughput(replace(make_context(FLAGS), device=virtual_device), 128).peaks
     assert peak == ("data-sheet peak (virtual v100-sxm2-16gb, fp32, 15.7)", 15.7)
